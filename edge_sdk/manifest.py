@@ -1,0 +1,155 @@
+"""What a bundle says of itself: the typed form of ``manifest.json`` (specified in docs/bundle.md)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from edge_sdk.errors import BundleError
+from edge_sdk.tensors import TensorSpec
+
+SCHEMA = 1
+MAX_TENSORS = 10_000
+MAX_ELEMENTS = 1 << 31
+MAX_CLASSES = 1 << 20
+_DTYPES = ("float32", "int64")
+
+Rule: TypeAlias = Literal["mean", "statistic", "counter"]
+"""How the server aggregates a tensor.
+
+``mean`` is a trainable parameter: averaged, with server momentum. ``statistic`` is a running mean or
+variance: averaged, never with momentum. ``counter`` is an integer: the largest advance, never a float.
+"""
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
+
+
+class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One weight or buffer of the model and its rule of aggregation."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: Literal["float32", "int64"]
+    rule: Rule
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Name, shape and dtype alone, for checking tensors."""
+        return TensorSpec(self.name, self.shape, self.dtype)
+
+
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model's input: one float32 image ``[channels, height, width]``.
+
+    An unsigned-byte image is scaled to [0, 1] first; then ``(x - mean) / std`` a channel.
+    """
+
+    shape: tuple[Size, Size, Size]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input of uniform noise in [0, 1) that a dropout layer takes; ``shape`` is that of one sample."""
+
+    name: str
+    shape: tuple[Size, ...]
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size in bytes and hex SHA-256 of one file in the bundle."""
+
+    size: Size
+    sha256: str
+
+
+class Programs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The member that holds each program of one runtime."""
+
+    train: str
+    evaluate: str
+    predict: str
+    embed: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a bundle except the bytes of its members."""
+
+    schema: int = SCHEMA
+    name: str
+    task: Literal["classification"] = "classification"
+    input: Input
+    classes: Annotated[int, msgspec.Meta(ge=2, le=MAX_CLASSES)]
+    class_names: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...]
+    head: tuple[str, ...]
+    feature_size: Size
+    noise: tuple[Noise, ...] = ()
+    runtimes: dict[str, Programs]
+    members: dict[str, Member] = {}
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The declaration against which weights and updates are checked."""
+        return [parameter.spec for parameter in self.parameters]
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """Rule of aggregation by tensor name."""
+        return {parameter.name: parameter.rule for parameter in self.parameters}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights and buffers."""
+        return sum(spec.nbytes for spec in self.specs)
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Decode and validate ``manifest.json``.
+
+    Raises:
+        BundleError: not JSON, an unknown schema, a field missing or out of its range, or names that
+            contradict one another.
+    """
+    try:
+        schema = msgspec.json.decode(data, type=_SchemaOnly).schema
+        if schema != SCHEMA:
+            raise BundleError(
+                f"the bundle has schema {schema}, this SDK reads schema {SCHEMA}: "
+                "install a matching edge-sdk-fl or export the model again"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BundleError(f"manifest.json is not valid: {error}") from None
+    _check_consistency(manifest)
+    return manifest
+
+
+class _SchemaOnly(msgspec.Struct):
+    schema: int
+
+
+def _check_consistency(manifest: Manifest) -> None:
+    names = [parameter.name for parameter in manifest.parameters]
+    if not names or len(names) > MAX_TENSORS or len(set(names)) != len(names):
+        raise BundleError(f"manifest.json must name 1 to {MAX_TENSORS} different parameters")
+    for parameter in manifest.parameters:
+        elements = parameter.spec.nbytes // np.dtype(parameter.dtype).itemsize
+        if elements > MAX_ELEMENTS:
+            raise BundleError(f"parameter {parameter.name!r} declares {elements} elements, over the limit")
+        if (parameter.dtype == "int64") != (parameter.rule == "counter"):
+            raise BundleError(f"parameter {parameter.name!r}: rule {parameter.rule} does not fit its dtype")
+    if not set(manifest.head) <= set(names):
+        raise BundleError("manifest.json names a head that is not among its parameters")
+    channels = manifest.input.shape[0]
+    if len(manifest.input.mean) != channels or len(manifest.input.std) != channels:
+        raise BundleError(f"manifest.json must give mean and std for {channels} channels")
+    if not all(value > 0 for value in manifest.input.std):
+        raise BundleError("manifest.json gives a standard deviation that is not above 0")
+    if manifest.class_names and len(manifest.class_names) != manifest.classes:
+        raise BundleError(f"manifest.json names {len(manifest.class_names)} of {manifest.classes} classes")
+    if not all(re.fullmatch(r"noise\d+", noise.name) for noise in manifest.noise):
+        raise BundleError("manifest.json names a noise input that is not noise0, noise1, …")

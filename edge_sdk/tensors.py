@@ -58,7 +58,7 @@ def decode(data: bytes, expected: Iterable[TensorSpec]) -> Tensors:
     """
     specs = {spec.name: spec for spec in expected}
     try:
-        found = dict(safetensors.deserialize(data))
+        found: dict[str, dict[str, Any]] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise TensorError(f"not a valid safetensors file: {error}") from None
     _check_names(found.keys(), specs.keys())

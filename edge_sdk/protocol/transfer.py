@@ -1,0 +1,134 @@
+"""Blobs in numbered, hashed chunks that fit the smallest broker limit in use.
+
+The receiver grants ranges of chunks, so that what is outstanding stays far below any queue. Chunks may
+come twice, out of order, or from another transfer: a chunk is taken only if it belongs to the blob and
+its own hash is right, and the whole is verified before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from edge_sdk.errors import ProtocolError
+from edge_sdk.protocol.messages import Ref
+from edge_sdk.tensors import sha256
+
+CHUNK_BYTES = 120 << 10
+"""Payload bytes in a chunk by default: with header and topic it fits AWS IoT Core's 128 KB a message."""
+
+_HEADER = struct.Struct(">4s32sI16s")
+_MAGIC = b"EDC1"
+HEADER_BYTES = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk: the blob that it belongs to (hex SHA-256), its number, its bytes."""
+
+    blob: str
+    index: int
+    data: bytes
+
+
+def reference(
+    data: bytes, *, chunk: int = CHUNK_BYTES, sources: tuple[str, ...] = ("retained", "ask")
+) -> Ref:
+    """The reference by which ``data`` is announced."""
+    return Ref(hash=sha256(data), size=len(data), chunk=chunk)
+
+
+def chunk_count(ref: Ref) -> int:
+    """How many chunks the blob has; the last may be shorter."""
+    return -(-ref.size // ref.chunk)
+
+
+def encode_chunk(ref: Ref, data: bytes, index: int) -> bytes:
+    """Chunk ``index`` of ``data`` with its header: magic, blob's SHA-256, index, the chunk's own hash."""
+    part = data[index * ref.chunk : (index + 1) * ref.chunk]
+    return _HEADER.pack(_MAGIC, bytes.fromhex(ref.hash), index, _digest(part)) + part
+
+
+def decode_chunk(payload: bytes) -> Chunk:
+    """Take a chunk message apart and check the chunk's own hash.
+
+    Raises:
+        ProtocolError: too short, another magic, or a hash that does not fit.
+    """
+    if len(payload) <= HEADER_BYTES:
+        raise ProtocolError(f"a chunk of {len(payload)} bytes is shorter than its header")
+    magic, blob, index, digest = _HEADER.unpack_from(payload)
+    data = payload[HEADER_BYTES:]
+    if magic != _MAGIC or digest != _digest(data):
+        raise ProtocolError("a chunk is damaged: its hash does not fit")
+    return Chunk(blob.hex(), index, data)
+
+
+class Incoming:
+    """A blob on its way in: which chunks are there, and which to grant next.
+
+    Args:
+        ref: what the sender announced.
+        limit: largest size in bytes that is accepted; checked before anything is allocated.
+
+    Raises:
+        ProtocolError: the announced size is over the limit.
+    """
+
+    def __init__(self, ref: Ref, *, limit: int) -> None:
+        if ref.size > limit:
+            raise ProtocolError(f"a blob of {ref.size} bytes is over the limit of {limit}")
+        self.ref = ref
+        self.count = chunk_count(ref)
+        self._buffer = bytearray()
+        self._missing = set(range(self.count))
+
+    @property
+    def received(self) -> int:
+        """Bytes received so far, each counted once."""
+        full = (self.count - len(self._missing)) * self.ref.chunk
+        short = self.count * self.ref.chunk - self.ref.size
+        return full if self.count - 1 in self._missing else full - short
+
+    def missing_in(self, start: int, stop: int) -> bool:
+        """Whether a chunk of ``start`` to ``stop`` − 1 is still missing."""
+        return any(index in self._missing for index in range(start, stop))
+
+    def next_range(self, window: int) -> tuple[int, int] | None:
+        """The first missing range of at most ``window`` chunks, or None if all are there."""
+        if not self._missing:
+            return None
+        start = stop = min(self._missing)
+        while stop in self._missing and stop - start < window:
+            stop += 1
+        return start, stop
+
+    def add(self, chunk: Chunk) -> bool:
+        """Take a chunk; False if it belongs to another blob, does not fit, or is there already."""
+        if chunk.blob != self.ref.hash or chunk.index not in self._missing:
+            return False
+        offset = chunk.index * self.ref.chunk
+        if len(chunk.data) != min(self.ref.chunk, self.ref.size - offset):
+            return False
+        if len(self._buffer) < self.ref.size:
+            self._buffer.extend(bytes(self.ref.size - len(self._buffer)))
+        self._buffer[offset : offset + len(chunk.data)] = chunk.data
+        self._missing.discard(chunk.index)
+        return True
+
+    def finish(self) -> bytes:
+        """The whole blob, verified. Its chunks are forgotten if it is not what was announced.
+
+        Raises:
+            ProtocolError: chunks are missing, or the SHA-256 differs.
+        """
+        data = bytes(self._buffer)
+        if self._missing or sha256(data) != self.ref.hash:
+            self._missing = set(range(self.count))
+            raise ProtocolError("a blob is not the one that was announced: its SHA-256 differs")
+        return data
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:16]

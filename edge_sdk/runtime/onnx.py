@@ -1,0 +1,143 @@
+"""Training, evaluation and prediction on any stock ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import RuntimeUnavailableError
+from edge_sdk.runtime import Sums
+from edge_sdk.tensors import Array, Tensors, check
+
+
+class OnnxRuntime:
+    """One bundle in ONNX Runtime; see :class:`edge_sdk.runtime.Runtime`.
+
+    Weights stay in the runtime's memory: a training step reads one set of buffers and writes the other,
+    then the two change places. An output is never bound to its own input, which would corrupt gradients.
+
+    Args:
+        bundle: exported for ``onnx``; its weights are the first ones.
+        threads: threads for one operator; 0 takes one for each physical core.
+        providers: execution providers in order of preference; the CPU by default.
+
+    Raises:
+        RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
+        BundleError: the bundle holds no ONNX programs.
+    """
+
+    def __init__(self, bundle: Bundle, *, threads: int = 0, providers: Sequence[str] | None = None) -> None:
+        self._bundle = bundle
+        self._specs = bundle.manifest.specs
+        self._providers = _check_providers(providers)
+        self._threads = threads
+        self._sessions = lru_cache(maxsize=None)(self._open)
+        self._spare: dict[str, Any] = {}
+        self.set_weights(bundle.weights)
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Copy in all weights and buffers.
+
+        Raises:
+            TensorError: they are not those that the manifest declares.
+        """
+        check(weights, self._specs)
+        # A copy of our own each: an OrtValue on the CPU shares the array's memory.
+        self._weights = {spec.name: _value(weights[spec.name].copy()) for spec in self._specs}
+
+    def get_weights(self) -> Tensors:
+        """Copy out all weights and buffers."""
+        return {name: np.array(value.numpy()) for name, value in self._weights.items()}
+
+    def train_step(
+        self,
+        x: Array,
+        y: Array,
+        sample_weight: Array,
+        *,
+        lr: float,
+        weight_decay: float,
+        noise: Sequence[Array] = (),
+    ) -> Sums:
+        """One optimiser step; see :class:`edge_sdk.runtime.Runtime`."""
+        session = self._sessions("train")
+        if not self._spare:
+            self._spare = {spec.name: _value(np.zeros(spec.shape, spec.dtype)) for spec in self._specs}
+        feed = {
+            "x": x,
+            "y": y,
+            "sample_weight": sample_weight,
+            "lr": np.array(lr, np.float32),
+            "weight_decay": np.array(weight_decay, np.float32),
+            **{f"noise{i}": drawn for i, drawn in enumerate(noise)},
+        }
+        binding = self._bind(session, feed)
+        for name, value in self._spare.items():
+            binding.bind_ortvalue_output(f"new/{name}", value)
+        loss, correct = _value(np.zeros((), np.float32)), _value(np.zeros((), np.int64))
+        binding.bind_ortvalue_output("loss_sum", loss)
+        binding.bind_ortvalue_output("correct", correct)
+        session.run_with_iobinding(binding)
+        self._weights, self._spare = self._spare, self._weights
+        return Sums(float(loss.numpy()), int(correct.numpy()), int(np.count_nonzero(sample_weight)))
+
+    def evaluate(self, x: Array, y: Array) -> Sums:
+        """Loss and correct predictions of the current weights, in evaluation mode."""
+        feed = {"x": x, "y": y, "sample_weight": np.ones(len(y), np.float32)}
+        outputs = self._run("evaluate", feed)
+        return Sums(float(outputs["loss_sum"]), int(outputs["correct"]), len(y))
+
+    def predict(self, x: Array) -> Array:
+        """Logits float32 [B, classes] of the current weights."""
+        return self._run("predict", {"x": x})["logits"]
+
+    def embed(self, x: Array) -> Array:
+        """Penultimate features float32 [B, feature_size] of the current weights."""
+        return self._run("embed", {"x": x})["features"]
+
+    def _run(self, method: str, feed: Mapping[str, Array]) -> Tensors:
+        session = self._sessions(method)
+        binding = self._bind(session, feed)
+        names = [output.name for output in session.get_outputs()]
+        for name in names:
+            binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        return dict(zip(names, (np.array(v.numpy()) for v in binding.get_outputs()), strict=True))
+
+    def _bind(self, session: Any, feed: Mapping[str, Array]) -> Any:
+        binding = session.io_binding()
+        for name in (node.name for node in session.get_inputs()):
+            if name.startswith("weights/"):
+                binding.bind_ortvalue_input(name, self._weights[name.removeprefix("weights/")])
+            else:
+                binding.bind_ortvalue_input(name, _value(np.ascontiguousarray(feed[name])))
+        return binding
+
+    def _open(self, method: str) -> Any:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Worker threads that spin after a run would burn a phone's battery between steps.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        program = self._bundle.program("onnx", method)
+        return ort.InferenceSession(program, options, providers=list(self._providers))
+
+
+def _value(array: Array) -> Any:
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _check_providers(providers: Sequence[str] | None) -> Sequence[str]:
+    available = ort.get_available_providers()
+    for provider in providers or ():
+        if provider not in available:
+            raise RuntimeUnavailableError(
+                f"execution provider {provider} is not in this ONNX Runtime, which has {', '.join(available)}"
+            )
+    return providers or ("CPUExecutionProvider",)

@@ -1,4 +1,4 @@
-"""The command ``edge-sdk``. Each room registers its subcommands by entry point; none is imported for another."""
+"""The command ``edge-sdk``: each room registers its subcommands by entry point."""
 
 from __future__ import annotations
 

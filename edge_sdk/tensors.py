@@ -65,12 +65,13 @@ def decode(data: bytes, expected: Iterable[TensorSpec]) -> Tensors:
     tensors = {}
     for name, spec in specs.items():
         view = found[name]
-        dtype, shape = _NUMPY_OF.get(view["dtype"]), tuple(view["shape"])
-        if dtype != np.dtype(spec.dtype) or shape != spec.shape:
+        dtype = np.dtype(spec.dtype)
+        if _NUMPY_OF.get(view["dtype"]) != dtype or tuple(view["shape"]) != spec.shape:
             raise TensorError(
-                f"tensor {name!r} is {view['dtype']} {list(shape)}, expected {spec.dtype} {list(spec.shape)}"
+                f"tensor {name!r} is {view['dtype']} {list(view['shape'])}, "
+                f"expected {spec.dtype} {list(spec.shape)}"
             )
-        tensors[name] = np.frombuffer(view["data"], dtype).reshape(shape).copy()
+        tensors[name] = np.frombuffer(view["data"], dtype).reshape(spec.shape).copy()
     return tensors
 
 

@@ -61,7 +61,6 @@ class Join(Message, frozen=True, kw_only=True):
     nonce: Token
     bundle: Hash | None = None
     examples: Count
-    held_out: Count = 0
     lease: Seconds | None = None
 
 
@@ -79,9 +78,10 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class Taken(Key, frozen=True, kw_only=True):
-    """The task has arrived and is being done."""
+    """The task has arrived and is being done, on ``examples`` of the device's own."""
 
     kind: Literal["train", "evaluate"]
+    examples: Count
 
 
 class Declined(Key, frozen=True, kw_only=True):

@@ -32,9 +32,7 @@ class Chunk:
     data: bytes
 
 
-def reference(
-    data: bytes, *, chunk: int = CHUNK_BYTES, sources: tuple[str, ...] = ("retained", "ask")
-) -> Ref:
+def reference(data: bytes, *, chunk: int = CHUNK_BYTES) -> Ref:
     """The reference by which ``data`` is announced."""
     return Ref(hash=sha256(data), size=len(data), chunk=chunk)
 

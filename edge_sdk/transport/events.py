@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -51,8 +52,11 @@ class Transport(Protocol):
     def max_payload(self) -> int:
         """Largest payload in bytes that one message may have here."""
 
-    def connect(self, will: Will | None, *, timeout: float) -> None:
-        """Connect; BrokerError after ``timeout`` seconds or a refusal."""
+    def connect(self, will: Callable[[], Will] | None, *, timeout: float) -> None:
+        """Connect; BrokerError after ``timeout`` seconds or a refusal.
+
+        ``will`` is asked anew for every connection, so that an old will is told from a new connection.
+        """
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message; waits (bounded) while too much is outstanding.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 from paho.mqtt.client import topic_matches_sub
 
@@ -73,9 +74,9 @@ class MemoryTransport(Transport):
         """Largest payload in bytes that one message may have here."""
         return self._broker.max_payload
 
-    def connect(self, will: Will | None, *, timeout: float) -> None:  # noqa: ARG002 - always at once
+    def connect(self, will: Callable[[], Will] | None, *, timeout: float) -> None:  # noqa: ARG002 - always at once
         """Connect at once."""
-        self._will = will
+        self._will = will() if will else None
         self._broker.attach(self)
         self._events.put(Connected())
 

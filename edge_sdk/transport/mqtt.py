@@ -10,6 +10,7 @@ import secrets
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ class MqttTransport(Transport):
         self._outstanding = threading.Condition()
         self._unacknowledged = 0
         self._client: mqtt.Client | None = None
+        self._will: Callable[[], Will] | None = None
         self._answer: queue.Queue[_Refusal | None] = queue.Queue()
 
     @property
@@ -94,17 +96,18 @@ class MqttTransport(Transport):
         """Largest payload in bytes: ours, or the broker's where that is smaller."""
         return self._max_payload
 
-    def connect(self, will: Will | None, *, timeout: float) -> None:
+    def connect(self, will: Callable[[], Will] | None, *, timeout: float) -> None:
         """Connect with MQTT 5, then with 3.1.1 if the broker refuses 5 or hangs up before its CONNACK.
 
         Raises:
             BrokerError: unreachable within ``timeout`` seconds, or refused; says which.
         """
+        self._will = will
         deadline = time.monotonic() + timeout
-        refusal = self._try(MQTTProtocolVersion.MQTTv5, will, min(timeout, _FALLBACK_AFTER))
+        refusal = self._try(MQTTProtocolVersion.MQTTv5, min(timeout, _FALLBACK_AFTER))
         if refusal is not None and not refusal.final:
             left = max(deadline - time.monotonic(), 1.0)
-            refusal = self._try(MQTTProtocolVersion.MQTTv311, will, left)
+            refusal = self._try(MQTTProtocolVersion.MQTTv311, left)
         if refusal is not None:
             raise BrokerError(
                 f"the broker at {self._host}:{self._port} refuses the connection: {refusal.reason}"
@@ -172,8 +175,8 @@ class MqttTransport(Transport):
             raise BrokerError("not connected to a broker: call connect() first")
         return self._client
 
-    def _try(self, version: MQTTProtocolVersion, will: Will | None, timeout: float) -> _Refusal | None:
-        client = self._make_client(version, will)
+    def _try(self, version: MQTTProtocolVersion, timeout: float) -> _Refusal | None:
+        client = self._make_client(version)
         try:
             client.connect_timeout = timeout
             client.connect(self._host, self._port, KEEPALIVE)
@@ -192,7 +195,7 @@ class MqttTransport(Transport):
             client.loop_stop()
         return refusal
 
-    def _make_client(self, version: MQTTProtocolVersion, will: Will | None) -> mqtt.Client:
+    def _make_client(self, version: MQTTProtocolVersion) -> mqtt.Client:
         # The suffix keeps two devices that claim one id from throwing each other off the broker.
         client_id = f"{self._name}-{secrets.token_hex(4)}"
         client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version)
@@ -200,8 +203,7 @@ class MqttTransport(Transport):
             client.username_pw_set(self._credentials.username, self._credentials.password)
         if self._tls_context is not None:
             client.tls_set_context(self._tls_context)
-        if will is not None:
-            client.will_set(will.topic, will.payload, qos=1)
+        self._set_will(client)
         client.max_inflight_messages_set(20)
         client.reconnect_delay_set(min_delay=1, max_delay=60)
         client.on_connect = self._on_connect
@@ -210,6 +212,11 @@ class MqttTransport(Transport):
         client.on_publish = self._on_publish
         self._answer = queue.Queue()
         return client
+
+    def _set_will(self, client: mqtt.Client) -> None:
+        if self._will is not None:
+            will = self._will()
+            client.will_set(will.topic, will.payload, qos=1)
 
     # paho's network thread calls these; they only note and queue, so nothing in them can raise.
 
@@ -240,6 +247,7 @@ class MqttTransport(Transport):
         with self._outstanding:
             self._outstanding.notify_all()
         if client is self._client:
+            self._set_will(client)
             self._events.put(Disconnected(str(code)))
 
     def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:

@@ -1,0 +1,151 @@
+"""``edge-sdk device`` and ``edge-sdk inspect``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.cli import Command
+from edge_sdk.client import EdgeClient
+from edge_sdk.data import load
+from edge_sdk.errors import BrokerError
+from edge_sdk.protocol import check_id
+from edge_sdk.transport import Credentials
+from edge_sdk.work import Engine
+
+
+def add_credentials(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`read_credentials`."""
+    parser.add_argument("--username", metavar="U", help="the broker's login")
+    parser.add_argument(
+        "--password-file", type=Path, metavar="F", help="file with the password in its first line"
+    )
+    parser.add_argument(
+        "--ca", type=Path, metavar="F", help="certificate authority (PEM); the system's by default"
+    )
+    parser.add_argument(
+        "--cert", type=Path, metavar="F", help="this peer's certificate (PEM), for mutual TLS"
+    )
+    parser.add_argument("--key", type=Path, metavar="F", help="the key of --cert (PEM)")
+
+
+def read_credentials(options: argparse.Namespace) -> Credentials:
+    """Login and TLS files from the command's options; BrokerError if the password cannot be read."""
+    password = None
+    if options.password_file is not None:
+        try:
+            password = options.password_file.read_text().splitlines()[0]
+        except (OSError, IndexError, UnicodeDecodeError):
+            raise BrokerError(f"no password in {options.password_file}: write it in the first line") from None
+    return Credentials(
+        username=options.username, password=password, ca=options.ca, cert=options.cert, key=options.key
+    )
+
+
+def stop_on_signals(stop: threading.Event) -> None:
+    """Let Ctrl-C and SIGTERM set ``stop``; a second Ctrl-C ends the process at once."""
+
+    def on_signal(number: int, _frame: object) -> None:
+        if stop.is_set():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+def _configure_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--broker", required=True, metavar="URL", help="mqtt://HOST[:PORT] or mqtts://…")
+    parser.add_argument("--fleet", required=True, metavar="F")
+    parser.add_argument(
+        "--data", required=True, metavar="PATH", help="IDX, CIFAR, .npz, or a folder per class"
+    )
+    parser.add_argument("--id", metavar="ID", help="this device's id; made once and kept by default")
+    parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where identity and models are kept")
+    parser.add_argument("--bundle", type=Path, metavar="F.edge", help="fetched from the server by default")
+    parser.add_argument("--runtime", choices=("onnx", "executorch"), default="onnx")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: one a physical core")
+    parser.add_argument("--provider", action="append", metavar="NAME", help="ONNX Runtime execution provider")
+    parser.add_argument("--held-out", type=float, default=0.0, metavar="SHARE", help="share to evaluate on")
+    parser.add_argument("--once", action="store_true", help="leave after one accepted update")
+    parser.add_argument("--join-timeout", type=float, default=120.0, metavar="S", help="wait for a server")
+    add_credentials(parser)
+
+
+def _run_device(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    bundle = Bundle.read(options.bundle) if options.bundle else None
+    data = load(options.data, input=bundle.manifest.input if bundle else None)
+    client = EdgeClient(
+        options.broker,
+        fleet=options.fleet,
+        data=data,
+        work_dir=options.work_dir or _default_work_dir(options.fleet, options.id),
+        device_id=options.id,
+        bundle=options.bundle,
+        engine=Engine(runtime=options.runtime, threads=options.threads, providers=options.provider),
+        credentials=read_credentials(options),
+        held_out=options.held_out,
+        join_timeout=options.join_timeout,
+    )
+    stopped = threading.Event()
+    stop_on_signals(stopped)
+    threading.Thread(target=lambda: (stopped.wait(), client.stop()), daemon=True).start()
+    with client:
+        accepted = client.run(rounds=1 if options.once else None)
+    print(f"{client.device_id}: {accepted} updates accepted")
+    return 130 if stopped.is_set() else 0
+
+
+def _default_work_dir(fleet: str, device: str | None) -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    name = check_id(device) if device is not None else "default"
+    return state / "edge-sdk" / check_id(fleet, "fleet") / name
+
+
+def _configure_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, metavar="FILE.edge")
+
+
+def _run_inspect(options: argparse.Namespace) -> int:
+    bundle = Bundle.read(options.bundle)
+    manifest = bundle.manifest
+    channels, height, width = manifest.input.shape
+    facts = [
+        ("name", manifest.name),
+        ("task", f"{manifest.task}, {manifest.classes} classes"),
+        ("input", f"{channels}x{height}x{width} float32"),
+        ("features", str(manifest.feature_size)),
+        ("head", ", ".join(manifest.head)),
+        ("runtimes", ", ".join(sorted(manifest.runtimes))),
+        ("weights", f"{len(manifest.parameters)} tensors, {manifest.nbytes:,} bytes"),
+        ("sha256", bundle.sha256),
+    ]
+    _table(facts)
+    print()
+    rows = [(p.name, p.dtype, "x".join(map(str, p.shape)) or "scalar", p.rule) for p in manifest.parameters]
+    _table([("tensor", "dtype", "shape", "rule"), *rows])
+    print()
+    members = [(name, f"{m.size:,}", m.sha256[:16]) for name, m in sorted(manifest.members.items())]
+    _table([("member", "bytes", "sha256"), *members])
+    return 0
+
+
+def _table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+DEVICE = Command(
+    "run a device: train on this machine's data when the fleet asks", _configure_device, _run_device
+)
+INSPECT = Command("show what is in a bundle", _configure_inspect, _run_inspect)

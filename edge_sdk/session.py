@@ -1,0 +1,254 @@
+"""One connection's taking part: the event loop between the server's messages and the worker thread."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from edge_sdk._version import __version__
+from edge_sdk.errors import (
+    BrokerError,
+    BundleError,
+    DataError,
+    EdgeError,
+    RefusedError,
+    RuntimeUnavailableError,
+)
+from edge_sdk.exchange import Exchange
+from edge_sdk.link import Incoming, Link
+from edge_sdk.protocol import Chunk
+from edge_sdk.protocol.messages import (
+    Cancel,
+    Declined,
+    Finished,
+    Grant,
+    Here,
+    Join,
+    Key,
+    Offer,
+    Receipt,
+    Refused,
+    Task,
+    Welcome,
+    Who,
+)
+from edge_sdk.training import Cancelled
+from edge_sdk.transport import Connected, Disconnected
+from edge_sdk.work import Worker
+
+logger = logging.getLogger(__name__)
+
+JOIN_EVERY = 3.0
+TICK = 0.1
+# The device's own set-up is wrong, so that another round would go wrong in the same way.
+_FATAL = (DataError, BundleError, RuntimeUnavailableError)
+
+
+@dataclass(slots=True)
+class _Job:
+    """What the worker thread is doing, for which message, and the wish that it stops."""
+
+    cause: Task | Offer | Finished
+    future: Future[Receipt | None]
+    cancel: threading.Event
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """Takes part over ``link`` until the run ends or the caller has enough.
+
+    Args:
+        lease: seconds that the device offers at a check-in; None for a device that stays.
+        may_train: asked before a task is taken.
+        on_model: called in the worker thread when a new model is there.
+        join_timeout: seconds to wait for the first welcome.
+    """
+
+    link: Link
+    worker: Worker
+    may_train: Callable[[], bool]
+    on_model: Callable[[], None]
+    join_timeout: float
+    lease: float | None = None
+    accepted: int = field(default=0, init=False)
+    come_back: int | None = field(default=None, init=False)
+    finished: bool = field(default=False, init=False)
+    _exchange: Exchange = field(init=False)
+    _pool: ThreadPoolExecutor = field(init=False)
+    _welcome: Welcome | None = field(default=None, init=False)
+    _joined: bool = field(default=False, init=False)
+    _next_join: float = field(default=0.0, init=False)
+    _next_heartbeat: float = field(default=0.0, init=False)
+    _began: float = field(init=False)
+    _job: _Job | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._exchange = Exchange(self.link)
+        self._began = time.monotonic()
+
+    def serve(self, *, rounds: int | None, stop: threading.Event) -> None:
+        """Run the loop to its end; the link is open. Raises what :meth:`EdgeClient.run` documents."""
+        self._pool = ThreadPoolExecutor(1, "edge-train")
+        try:
+            while not stop.is_set() and not self._enough(rounds):
+                self._keep_in_touch(time.monotonic())
+                event = self.link.receive(TICK)
+                if event is not None:
+                    self._on_event(event)
+                self._settle()
+        finally:
+            if self._job is not None:
+                self._job.cancel.set()
+            self._pool.shutdown(wait=True)
+
+    def _enough(self, rounds: int | None) -> bool:
+        if self.lease is not None and time.monotonic() - self._began > self.lease:
+            return True
+        idle = self._job is None
+        return idle and (
+            self.finished
+            or (rounds is not None and self.accepted >= rounds)
+            or (self.lease is not None and self.come_back is not None)
+        )
+
+    def _keep_in_touch(self, now: float) -> None:
+        if not self._joined and now >= self._next_join:
+            if self._welcome is None and now - self._began > self.join_timeout:
+                raise BrokerError(
+                    f"no server has answered device {self.link.device} within {self.join_timeout:.0f} s: is "
+                    "'edge-sdk serve' running for this fleet, and does the broker's ACL let this device "
+                    f"write to …/up/{self.link.device}/#?"
+                )
+            self._next_join = now + JOIN_EVERY
+            left = None if self.lease is None else max(int(self.lease - (now - self._began)), 0)
+            bundle = self.worker.bundle
+            self.link.send(
+                Join(
+                    sdk=__version__,
+                    install=self.worker.workspace.install,
+                    nonce=self.link.nonce,
+                    bundle=bundle.sha256 if bundle else None,
+                    examples=self.worker.examples(),
+                    lease=left,
+                )
+            )
+        elif self._joined and now >= self._next_heartbeat and self._welcome is not None:
+            self._next_heartbeat = now + self._welcome.heartbeat
+            self.link.send(Here(nonce=self.link.nonce, examples=self.worker.examples()))
+
+    def _on_event(self, event: Incoming) -> None:
+        match event:
+            case Chunk():
+                self._exchange.feed_chunk(event)
+            case Grant():
+                self._exchange.feed_answer(event)
+            case Receipt():
+                self._on_receipt(event)
+            case Task() if event.nonce == self.link.nonce:
+                self._on_task(event)
+            case Welcome() if event.nonce == self.link.nonce:
+                self._on_welcome(event)
+            case Cancel() if self._job is not None and _same(self._job.cause, event):
+                logger.info("round %d is over for this device: %s", event.round, event.reason)
+                self._job.cancel.set()
+            case Refused() if event.nonce == self.link.nonce:
+                raise RefusedError(f"the server refuses device {self.link.device}: {event.reason}")
+            case Who():
+                self._joined = False
+                self._next_join = time.monotonic() + random.uniform(0, event.jitter)
+            case Connected():
+                self._joined, self._next_join = False, 0.0
+            case Disconnected() if event.fatal:
+                raise BrokerError(f"the broker refuses this device: {event.reason}")
+            case Disconnected():
+                logger.warning("connection lost (%s); trying again", event.reason)
+            case Finished() if self._welcome is not None and event.run == self._welcome.run:
+                self.finished = True
+                self._start(event)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if not self._joined:
+            logger.info("welcomed to run %s as %s", welcome.run[:8], self.link.device)
+        self._joined, self._welcome, self.come_back = True, welcome, welcome.come_back
+        self._next_heartbeat = time.monotonic() + welcome.heartbeat
+        pending = self.worker.workspace.pending
+        if pending is not None and self._job is None:
+            if pending.run == welcome.run:
+                self._start(pending)
+            else:
+                self.worker.workspace.clear_pending()
+
+    def _on_task(self, task: Task) -> None:
+        if self._job is not None and _same(self._job.cause, task):
+            return
+        self.come_back = None
+        if not self.may_train():
+            self.link.send(_declined(task, "the app does not allow training now"))
+            return
+        self._start(task)
+
+    def _on_receipt(self, receipt: Receipt) -> None:
+        if receipt.kind == "train":
+            self._exchange.feed_answer(receipt)
+
+    def _start(self, cause: Task | Offer | Finished) -> None:
+        """Begin a job; one that is still running is cancelled first, and ends before the new one begins."""
+        if self._job is not None:
+            self._job.cancel.set()
+        cancel = threading.Event()
+        self._job = _Job(cause, self._pool.submit(self._do, cause, cancel.is_set), cancel)
+
+    def _do(self, cause: Task | Offer | Finished, cancelled: Callable[[], bool]) -> Receipt | None:
+        if isinstance(cause, Task):
+            receipt = self.worker.perform(cause, self.link, self._exchange, cancelled)
+            self.on_model()
+            return receipt
+        if isinstance(cause, Offer):
+            data = self.worker.workspace.blob(cause.blob.hash)
+            if data is None:
+                self.worker.workspace.clear_pending()
+                return None
+            return self.worker.hand_in(cause, data, self._exchange, cancelled)
+        assert self._welcome is not None
+        self.worker.load(self._welcome.bundle, cause.model, self._exchange, cancelled)
+        self.on_model()
+        return None
+
+    def _settle(self) -> None:
+        """Look at a job that has ended."""
+        if self._job is None or not self._job.future.done():
+            return
+        job, self._job = self._job, None
+        try:
+            receipt = job.future.result()
+        except Cancelled:
+            return
+        except Exception as error:
+            reason = str(error) if isinstance(error, EdgeError) else f"{type(error).__name__}: {error}"
+            if isinstance(job.cause, Task):
+                self.link.send(_declined(job.cause, reason))
+            if isinstance(error, _FATAL) or not isinstance(error, EdgeError):
+                raise
+            logger.warning("this device could not do its task: %s", reason)
+            return
+        if receipt is not None and receipt.accepted:
+            self.accepted += 1
+        elif receipt is not None:
+            logger.warning("the server refused this device's update: %s", receipt.reason)
+
+
+def _same(cause: Task | Offer | Finished, other: Key) -> bool:
+    if isinstance(cause, Finished):
+        return False
+    kinds_differ = isinstance(cause, Task) and isinstance(other, Task) and cause.kind != other.kind
+    same_key = (cause.run, cause.round, cause.attempt) == (other.run, other.round, other.attempt)
+    return same_key and not kinds_differ
+
+
+def _declined(task: Task, reason: str) -> Declined:
+    return Declined(run=task.run, round=task.round, attempt=task.attempt, kind=task.kind, reason=reason[:500])

@@ -1,0 +1,176 @@
+"""One task of a round on a device: fetch the model, train or evaluate, hand in the result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypedDict
+
+from edge_sdk import training, update
+from edge_sdk.bundle import MAX_BYTES, Bundle
+from edge_sdk.data import Dataset, as_dataset, split_held_out
+from edge_sdk.errors import DataError
+from edge_sdk.exchange import Exchange
+from edge_sdk.link import Link
+from edge_sdk.protocol import reference
+from edge_sdk.protocol.messages import Key, Offer, Receipt, Ref, Report, Taken, Task, number, to_number
+from edge_sdk.runtime import Runtime, open_runtime
+from edge_sdk.tensors import Tensors, decode, encode
+from edge_sdk.workspace import Newest, Workspace
+
+logger = logging.getLogger(__name__)
+
+SAFETENSORS_OVERHEAD = 1 << 20
+"""Bytes that a safetensors header may add to a model's own."""
+
+Cancellation: TypeAlias = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Which runtime a device uses and how; see :func:`edge_sdk.runtime.open_runtime`."""
+
+    runtime: str = "onnx"
+    threads: int = 0
+    providers: Sequence[str] | None = None
+
+    def open(self, bundle: Bundle) -> Runtime:
+        """Open ``bundle`` in this runtime."""
+        return open_runtime(bundle, self.runtime, threads=self.threads, providers=self.providers)
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Does the tasks of one device, one at a time; called by a thread that is not the network's.
+
+    Args:
+        source: the device's data, looked at anew for every task.
+        held_out: the share of the data that is evaluated on and never trained on.
+    """
+
+    workspace: Workspace
+    engine: Engine
+    source: object
+    held_out: float
+    on_progress: training.OnProgress | None = None
+    _opened: tuple[str, Bundle, Runtime] | None = field(default=None, init=False)
+
+    @property
+    def bundle(self) -> Bundle | None:
+        """The bundle that is open, if one is."""
+        return self._opened[1] if self._opened else None
+
+    def dataset(self) -> Dataset:
+        """The data as it is now; DataError if it is empty."""
+        dataset = as_dataset(self.source)
+        if len(dataset) == 0:
+            raise DataError("the data set is empty: give the device at least one labelled image")
+        return dataset
+
+    def examples(self) -> int:
+        """How many examples the device trains on now."""
+        return len(split_held_out(len(self.dataset()), self.held_out, 0)[0])
+
+    def adopt(self, bundle: Bundle) -> None:
+        """Open ``bundle`` unless it is the open one."""
+        if self._opened is None or self._opened[0] != bundle.sha256:
+            self.workspace.keep(bundle.data)
+            self._opened = (bundle.sha256, bundle, self.engine.open(bundle))
+
+    def load(self, bundle: Ref, model: Ref, exchange: Exchange, cancelled: Cancellation) -> Tensors:
+        """Open the run's bundle and set the model's weights, fetching what is not here; returns the weights.
+
+        Raises:
+            BundleError: what the run calls its bundle is none.
+            TensorError: the model is not one of this bundle.
+        """
+        if self._opened is None or self._opened[0] != bundle.hash:
+            if self._opened is not None:
+                logger.warning(
+                    "this device's bundle %s is not the run's %s: taking the run's",
+                    self._opened[0][:12],
+                    bundle.hash[:12],
+                )
+            self.adopt(Bundle.read(self._fetch(bundle, MAX_BYTES, exchange, cancelled)))
+        assert self._opened is not None
+        _, opened, runtime = self._opened
+        limit = opened.manifest.nbytes + SAFETENSORS_OVERHEAD
+        weights = decode(self._fetch(model, limit, exchange, cancelled), opened.manifest.specs)
+        runtime.set_weights(weights)
+        self.workspace.set_newest(Newest(bundle.hash, model.hash))
+        return weights
+
+    def perform(self, task: Task, link: Link, exchange: Exchange, cancelled: Cancellation) -> Receipt | None:
+        """Do ``task`` to its end. A finished update of the same task is handed in without training again.
+
+        Returns:
+            The receipt of an update; None after an evaluation, whose report is the end of it.
+
+        Raises:
+            EdgeError: the task cannot be done; the caller declines it with the reason.
+            Cancelled: the server wants it no longer, or the client stops.
+        """
+        dataset = self.dataset()
+        trained_on, held_out = split_held_out(len(dataset), self.held_out, 0)
+        mine = trained_on if task.kind == "train" else held_out
+        link.send(Taken(**_key(task), kind=task.kind, examples=len(mine)))
+        pending = self.workspace.pending
+        if task.kind == "train" and pending is not None and _key(pending) == _key(task):
+            data = self.workspace.blob(pending.blob.hash)
+            if data is not None:
+                return self.hand_in(pending, data, exchange, cancelled)
+        received = self.load(task.bundle, task.model, exchange, cancelled)
+        _, bundle, runtime = self._opened  # type: ignore[misc]
+        manifest = bundle.manifest
+        if task.kind == "evaluate":
+            sums = training.evaluate(runtime, manifest, dataset, mine)
+            loss = to_number(sums.loss)
+            link.send(Report(**_key(task), loss=loss, correct=sums.correct, examples=sums.examples))
+            return None
+        settings = training.LocalTraining(
+            epochs=task.epochs,
+            batch_size=task.batch_size,
+            lr=number(task.lr),
+            weight_decay=number(task.weight_decay),
+            seed=task.seed,
+        )
+        sums = training.train(
+            runtime, manifest, dataset, mine, settings, on_progress=self.on_progress, cancelled=cancelled
+        )
+        delta = update.difference(received, runtime.get_weights())
+        update.check_update(delta, manifest.rules, task.bounds)
+        data = encode(delta)
+        offer = Offer(
+            **_key(task),
+            blob=reference(data, chunk=task.model.chunk),
+            examples=len(mine),
+            loss=to_number(sums.loss),
+            correct=sums.correct,
+            seen=sums.examples,
+        )
+        self.workspace.set_pending(offer, data)
+        return self.hand_in(offer, data, exchange, cancelled)
+
+    def hand_in(self, offer: Offer, data: bytes, exchange: Exchange, cancelled: Cancellation) -> Receipt:
+        """Deliver a finished update; it stays on disk until its receipt."""
+        receipt = exchange.deliver(offer, data, cancelled=cancelled)
+        self.workspace.clear_pending()
+        return receipt
+
+    def _fetch(self, ref: Ref, limit: int, exchange: Exchange, cancelled: Cancellation) -> bytes:
+        data = self.workspace.blob(ref.hash)
+        if data is None:
+            data = exchange.fetch(ref, limit=limit, cancelled=cancelled)
+            self.workspace.keep(data)
+        return data
+
+
+class _KeyFields(TypedDict):
+    run: str
+    round: int
+    attempt: int
+
+
+def _key(message: Key) -> _KeyFields:
+    return {"run": message.run, "round": message.round, "attempt": message.attempt}

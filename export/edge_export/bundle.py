@@ -1,0 +1,142 @@
+"""A bundle made from a PyTorch model: examined, lowered, verified, packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from edge_export import programs
+from edge_export.classifier import Classifier, examine, rule_of
+from edge_export.errors import ExportError
+from edge_export.onnx import OperatorError, lower
+from edge_export.provenance import module_of, running_modules
+from edge_export.verify import verify_train
+from edge_sdk.bundle import Bundle
+from edge_sdk.manifest import Input, Manifest, Noise, Parameter, Programs
+
+ONNX = Programs(
+    train="onnx/train.onnx",
+    evaluate="onnx/evaluate.onnx",
+    predict="onnx/predict.onnx",
+    embed="onnx/embed.onnx",
+)
+
+
+def export_bundle(
+    model: nn.Module,
+    example_input: Tensor | tuple[int, int, int],
+    *,
+    classes: int | None = None,
+    name: str | None = None,
+    class_names: Sequence[str] = (),
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+) -> Bundle:
+    """Turn an image classifier into a bundle that devices train without PyTorch.
+
+    Use it on any ``nn.Module`` whose last layer is an ``nn.Linear`` that gives the logits. The module is
+    copied, not changed, and its mode does not matter: the train program runs in train mode, the others
+    in eval mode. Parameters with ``requires_grad=False`` stay as they are; they travel as statistics,
+    which are averaged without momentum, so that they keep their value. The train program is then run
+    against PyTorch in float64 (:mod:`edge_export.verify`).
+
+    Args:
+        model: float32; gives logits [B, classes] for images [B, C, H, W].
+        example_input: float32 images [B, C, H, W], one image [C, H, W], or the shape (C, H, W).
+        classes: number of classes, to be checked against the model's; None takes the model's.
+        name: of the bundle; None takes the class name of the model.
+        class_names: one for each class, or none.
+        mean: for each channel, taken off an image scaled to [0, 1]; None is 0.
+        std: for each channel, above 0; an image is divided by it after that. None is 1.
+        seed: of the random batches of the verification.
+
+    Returns:
+        The bundle, with programs for ONNX Runtime. The same model gives the same bytes.
+
+    Raises:
+        ExportError: the model is not a classifier of the kind described, or does something that the
+            programs cannot; the message names the module and the operator where they are known.
+    """
+    shape = _image_shape(example_input)
+    classifier = examine(model, shape)
+    if classes is not None and classes != classifier.classes:
+        raise ExportError(
+            f"the model gives {classifier.classes} logits, not one for each of {classes} classes"
+        )
+    if class_names and len(class_names) != classifier.classes:
+        raise ExportError(f"class_names holds {len(class_names)} names for {classifier.classes} classes")
+    normalisation = Input(
+        shape, _per_channel("mean", mean, shape[0], 0.0), _per_channel("std", std, shape[0], 1.0)
+    )
+    if not all(value > 0 for value in normalisation.std):
+        raise ExportError("std must be above 0 for every channel")
+
+    members = {
+        ONNX.train: _lower(classifier, programs.train),
+        ONNX.evaluate: _lower(classifier, programs.evaluate),
+        ONNX.predict: _lower(classifier, programs.predict),
+        ONNX.embed: _lower(classifier, programs.embed),
+    }
+    verify_train(classifier, members[ONNX.train], seed)
+    manifest = Manifest(
+        name=name if name is not None else type(model).__name__,
+        input=normalisation,
+        classes=classifier.classes,
+        class_names=tuple(class_names),
+        parameters=_parameters(classifier),
+        head=classifier.head_names,
+        feature_size=classifier.feature_size,
+        noise=tuple(Noise(f"noise{i}", shape) for i, shape in enumerate(classifier.noise_shapes)),
+        runtimes={"onnx": ONNX},
+    )
+    weights = {name: tensor.numpy() for name, tensor in classifier.state.items()}
+    return Bundle.build(manifest, weights, members)
+
+
+def _lower(classifier: Classifier, make: Callable[[Classifier], programs.Program]) -> bytes:
+    with running_modules(classifier.model) as stack:
+        try:
+            return lower(make(classifier))
+        except OperatorError as error:
+            path, cause = module_of(classifier, error.operator), error
+        except ExportError as error:
+            path, cause = stack[-1] if stack else None, error  # type: ignore[assignment]
+    raise ExportError(f"{path}: {cause}" if path else str(cause)) from cause
+
+
+def _parameters(classifier: Classifier) -> tuple[Parameter, ...]:
+    trainable = classifier.trainable
+    return tuple(
+        Parameter(
+            name,
+            tuple(tensor.shape),
+            "int64" if tensor.dtype == torch.int64 else "float32",
+            rule_of(tensor, name in trainable),
+        )
+        for name, tensor in classifier.state.items()
+    )
+
+
+def _image_shape(example: Tensor | tuple[int, int, int]) -> tuple[int, int, int]:
+    if isinstance(example, Tensor) and example.dtype != torch.float32:
+        raise ExportError(f"the example input is {example.dtype}: images enter a model as float32")
+    sizes = tuple(example.shape) if isinstance(example, Tensor) else tuple(example)
+    if isinstance(example, Tensor) and len(sizes) == 4:
+        sizes = sizes[1:]
+    if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ExportError(f"the example input {list(sizes)} is not an image: give (C, H, W), each above 0")
+    channels, height, width = sizes
+    return channels, height, width
+
+
+def _per_channel(
+    what: str, values: Sequence[float] | None, channels: int, default: float
+) -> tuple[float, ...]:
+    if values is None:
+        return (default,) * channels
+    if len(values) != channels:
+        raise ExportError(f"{what} holds {len(values)} values for {channels} channels")
+    return tuple(float(value) for value in values)

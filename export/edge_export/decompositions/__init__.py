@@ -1,0 +1,36 @@
+"""The backward pass in plain aten operations, those that ONNX has operators for.
+
+``TABLE`` is what the tracer consults: aten operator to a function that says the same in simpler ones.
+PyTorch's own decompositions serve where they are exact and fast enough; ours replace those that have
+no ONNX translation, or a slow one in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
+
+from edge_export.decompositions import activations, convolution, pooling
+
+aten = torch.ops.aten
+
+OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
+    aten.convolution_backward.default: convolution.backward,
+    aten.avg_pool2d.default: pooling.average,
+    aten.avg_pool2d_backward.default: pooling.average_backward,
+    aten._adaptive_avg_pool2d.default: pooling.adaptive_average,
+    aten._adaptive_avg_pool2d_backward.default: pooling.adaptive_average_backward,
+    aten.threshold_backward.default: activations.threshold_backward,
+    aten.hardtanh_backward.default: activations.hardtanh_backward,
+}
+
+# The indices that these exchange are ONNX's, which count over the whole tensor: see onnx_operators.py.
+_KEPT = (aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default)
+
+TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {**core_aten_decompositions(), **OURS}
+for _operator in _KEPT:
+    TABLE.pop(_operator, None)

@@ -1,0 +1,7 @@
+"""Why a model cannot be exported."""
+
+from edge_sdk.errors import EdgeError
+
+
+class ExportError(EdgeError):
+    """The model does something that a bundle cannot hold; the message names the module or operator."""

@@ -1,0 +1,122 @@
+"""Layers that behave differently in a federated step: dropout and BatchNorm, intercepted where they run.
+
+PyTorch draws a dropout mask itself and gives every sample of a batch the same say in BatchNorm. A
+training program must do neither: its noise is an input, since random numbers drawn inside an ONNX
+graph repeat from session to session and every device would share its masks; and a padded sample, of
+weight 0, must leave no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from edge_export.errors import ExportError
+
+NoiseSource = Callable[[tuple[int, ...]], Tensor]
+"""Gives uniform noise in [0, 1) of shape [batch, *shape], from the ``shape`` of one sample."""
+
+
+class ExplicitDropout(TorchFunctionMode):
+    """Within this context dropout takes its noise from a source, one call a layer in order of execution.
+
+    An element survives where its noise is at least p, and is scaled by 1 / (1 - p). Dropout of whole
+    channels (``nn.Dropout2d``) takes one number a channel.
+    """
+
+    def __init__(self, source: NoiseSource) -> None:
+        super().__init__()
+        self._source = source
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is functional.dropout:
+            return self._dropout(False, *args, **(kwargs or {}))
+        if function in (functional.dropout1d, functional.dropout2d, functional.dropout3d):
+            return self._dropout(True, *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _dropout(
+        self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        del inplace  # the result is the same; a traced step has no aliases to keep
+        if not training or p == 0:
+            return input
+        if p == 1:
+            return input * 0
+        shape = tuple(input.shape[1:])
+        if channels:
+            shape = (shape[0], *[1] * (len(shape) - 1))
+        kept = (self._source(shape) >= p).to(input.dtype)
+        return input * (kept * (1 / (1 - p)))
+
+
+class WeightedBatchNorm(TorchFunctionMode):
+    """Within this context BatchNorm in train mode weighs each sample.
+
+    Mean, biased variance, the unbiased running variance and, by differentiation, the backward pass use
+    Σw where PyTorch uses the batch size; at equal weights it is PyTorch's BatchNorm (Ioffe and Szegedy,
+    arXiv 1502.03167). It is built of sums, since ONNX Runtime's BatchNormalization in training mode
+    overwrites its own inputs and is left out of its small builds.
+
+    Args:
+        sample_weight: float [batch], the sum above 0.
+    """
+
+    def __init__(self, sample_weight: Tensor) -> None:
+        super().__init__()
+        self._sample_weight = sample_weight
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is functional.batch_norm:
+            return self._batch_norm(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        if input.shape[0] != self._sample_weight.shape[0]:
+            raise ExportError("a BatchNorm layer sees a first axis that is not the batch")
+        per_channel = [1, -1, *[1] * (input.dim() - 2)]
+        dims = [0, *range(2, input.dim())]
+        share = self._sample_weight.to(input.dtype).reshape(-1, *[1] * (input.dim() - 1))
+        count = self._sample_weight.sum() * input[0, 0].numel()
+
+        mean = (input * share).sum(dims) / count
+        centred = input - mean.view(per_channel)
+        variance = (centred * centred * share).sum(dims) / count
+        if running_mean is not None and running_var is not None:
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            running_mean.copy_(running_mean * (1 - momentum) + mean.detach() * momentum)
+            running_var.copy_(running_var * (1 - momentum) + unbiased.detach() * momentum)
+        scale = torch.rsqrt(variance + eps)
+        if weight is not None:
+            scale = scale * weight
+        output = centred * scale.view(per_channel)
+        return output if bias is None else output + bias.view(per_channel)

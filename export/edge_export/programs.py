@@ -1,0 +1,114 @@
+"""The four programs of a bundle as functions from named tensors to named tensors.
+
+A program says nothing of a runtime: :mod:`edge_export.onnx` lowers it. docs/bundle.md specifies the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from edge_export.classifier import Classifier
+from edge_export.layers import WeightedBatchNorm
+from edge_export.training_step import Tensors, score, split_state, training_step
+
+BATCH = 3
+"""Samples in an example batch. The programs take any number: a batch of 1 would be taken for a constant."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A pure function with an example of each argument.
+
+    Attributes:
+        run: from the arguments by name to the results by name.
+        arguments: examples; the first axis of those named in ``batched`` is the batch, of BATCH samples.
+        batched: names of the arguments with a batch axis.
+    """
+
+    run: Callable[[Tensors], Tensors]
+    arguments: Tensors
+    batched: frozenset[str]
+
+
+def train(classifier: Classifier) -> Program:
+    """One step of :func:`training_step`: to ``new/<name>`` for each tensor, ``loss_sum``, ``correct``."""
+    model = classifier.model
+    params, buffers = split_state(model)
+    noise = {f"noise{i}": torch.rand(BATCH, *shape) for i, shape in enumerate(classifier.noise_shapes)}
+
+    def run(inputs: Tensors) -> Tensors:
+        model.train()
+        result = training_step(
+            model,
+            {name: inputs[f"weights/{name}"] for name in params},
+            {name: inputs[f"weights/{name}"] for name in buffers},
+            inputs["x"],
+            inputs["y"],
+            inputs["sample_weight"],
+            inputs["lr"],
+            inputs["weight_decay"],
+            [inputs[name] for name in noise],
+        )
+        new = {f"new/{name}": tensor for name, tensor in {**result.params, **result.buffers}.items()}
+        return {**new, "loss_sum": result.loss_sum, "correct": result.correct}
+
+    scalars = {"lr": torch.tensor(0.1), "weight_decay": torch.tensor(0.0)}
+    arguments = {**_weights(classifier), **_batch(classifier), **scalars, **noise}
+    return Program(run, arguments, frozenset({"x", "y", "sample_weight", *noise}))
+
+
+def evaluate(classifier: Classifier) -> Program:
+    """``loss_sum`` and ``correct`` of a batch, in eval mode."""
+
+    def run(inputs: Tensors) -> Tensors:
+        with WeightedBatchNorm(inputs["sample_weight"]):  # a layer without running statistics weighs here too
+            logits = _forward(classifier, inputs)
+        loss_sum, correct = score(logits, inputs["y"], inputs["sample_weight"])
+        return {"loss_sum": loss_sum, "correct": correct}
+
+    batch = _batch(classifier)
+    return Program(run, {**_weights(classifier), **batch}, frozenset(batch))
+
+
+def predict(classifier: Classifier) -> Program:
+    """``logits`` [B, classes], in eval mode."""
+
+    def run(inputs: Tensors) -> Tensors:
+        return {"logits": _forward(classifier, inputs)}
+
+    return Program(run, {**_weights(classifier), "x": _batch(classifier)["x"]}, frozenset({"x"}))
+
+
+def embed(classifier: Classifier) -> Program:
+    """``features`` [B, feature_size]: what enters the head, in eval mode."""
+
+    def run(inputs: Tensors) -> Tensors:
+        with classifier.head_input() as seen:
+            _forward(classifier, inputs)
+        return {"features": seen[-1]}
+
+    return Program(run, {**_weights(classifier), "x": _batch(classifier)["x"]}, frozenset({"x"}))
+
+
+def _forward(classifier: Classifier, inputs: Tensors) -> Tensor:
+    classifier.model.eval()
+    weights = {name: inputs[f"weights/{name}"] for name in classifier.state}
+    logits: Tensor = functional_call(classifier.model, weights, (inputs["x"],))
+    return logits
+
+
+def _weights(classifier: Classifier) -> Tensors:
+    return {f"weights/{name}": tensor for name, tensor in classifier.state.items()}
+
+
+def _batch(classifier: Classifier) -> Tensors:
+    return {
+        "x": torch.randn(BATCH, *classifier.input_shape),
+        "y": torch.zeros(BATCH, dtype=torch.int64),
+        "sample_weight": torch.ones(BATCH),
+    }

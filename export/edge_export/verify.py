@@ -1,0 +1,133 @@
+"""After an export: the train program is run in ONNX Runtime and held against PyTorch in float64.
+
+The yardstick is PyTorch's own float32, since how much rounding a model suffers is the model's affair. A
+gradient may jump where a ReLU's input rounds to the other side of 0, for either of the two; so a draw
+that fails is repeated on new random data, and what is wrong fails every time.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_export.classifier import Classifier
+from edge_export.errors import ExportError
+from edge_export.layers import ExplicitDropout
+from edge_export.training_step import Tensors
+from edge_sdk.tensors import Array
+
+DRAWS = 3
+MULTIPLE = 8.0
+FLOOR = 2e-5
+"""The program may be MULTIPLE times as far from float64 as PyTorch's float32, plus FLOOR of the magnitude."""
+
+LR, WEIGHT_DECAY = 0.5, 0.01
+_BATCHES = ((4, 0), (7, 2))  # samples, and how many of them are padding of weight 0
+
+
+def verify_train(classifier: Classifier, program: bytes, seed: int = 0) -> None:
+    """Run one step on two random batches, the second of odd size and padded by samples of weight 0.
+
+    Raises:
+        ExportError: a tensor after the step, or the loss, is further from PyTorch's than rounding
+            explains; the message names the worst one.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(program, options, providers=["CPUExecutionProvider"])
+    generator = torch.Generator().manual_seed(seed)
+    for samples, padding in _BATCHES:
+        for draw in range(DRAWS):
+            batch = _random_batch(classifier, samples, padding, generator)
+            worst, excess = _worst(classifier, session, batch)
+            if excess <= 1:
+                break
+            if draw == DRAWS - 1:
+                raise ExportError(
+                    f"{worst} after a step on a batch of {samples} ({padding} of them padding) is "
+                    f"{excess:.3g} times further from PyTorch's float64 than rounding explains: the model "
+                    "draws random numbers, looks across the batch, or uses an operator exported wrongly"
+                )
+
+
+def _random_batch(classifier: Classifier, samples: int, padding: int, generator: torch.Generator) -> Tensors:
+    weight = torch.ones(samples)
+    weight[samples - padding :] = 0
+    noise = {
+        f"noise{i}": torch.rand(samples, *shape, generator=generator)
+        for i, shape in enumerate(classifier.noise_shapes)
+    }
+    return {
+        "x": torch.randn(samples, *classifier.input_shape, generator=generator),
+        "y": torch.randint(classifier.classes, (samples,), generator=generator),
+        "sample_weight": weight,
+        "lr": torch.tensor(LR),
+        "weight_decay": torch.tensor(WEIGHT_DECAY),
+        **noise,
+    }
+
+
+def _worst(classifier: Classifier, session: ort.InferenceSession, batch: Tensors) -> tuple[str, float]:
+    """Name of the result that is furthest off, and its error as a multiple of what is allowed."""
+    exact = _pytorch_step(classifier, batch, torch.float64)
+    single = _pytorch_step(classifier, batch, torch.float32)
+    traced = _onnx_step(classifier, session, batch)
+    scale = {name: float(np.abs(value).max(initial=1e-3)) for name, value in exact.items()}
+    own = max(float(np.abs(single[name] - exact[name]).max(initial=0)) / scale[name] for name in exact)
+    allowed = MULTIPLE * own + FLOOR
+    excess = {
+        name: float(np.abs(traced[name] - exact[name]).max(initial=0)) / scale[name] / allowed
+        for name in exact
+    }
+    # A NaN compares as neither larger nor smaller, so it has to be looked for.
+    return max(excess.items(), key=lambda item: np.nan_to_num(item[1], nan=np.inf))
+
+
+def _pytorch_step(classifier: Classifier, batch: Tensors, dtype: torch.dtype) -> dict[str, Array]:
+    """What PyTorch makes of the batch without its padding: every tensor's change, the loss, the hits."""
+    model = copy.deepcopy(classifier.model).to(dtype).train()
+    kept = batch["sample_weight"] > 0
+    x, y = batch["x"][kept].to(dtype), batch["y"][kept]
+    noise = iter([tensor[kept].to(dtype) for name, tensor in batch.items() if name.startswith("noise")])
+    optimiser = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=LR, weight_decay=WEIGHT_DECAY
+    )
+    try:
+        with ExplicitDropout(lambda _: next(noise)):
+            logits = model(x)
+        loss = functional.cross_entropy(logits, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [""])[0][:200]
+        raise ExportError(
+            f"the model cannot be verified in {dtype} ({line}): follow x.dtype in forward"
+        ) from error
+    optimiser.step()
+    after = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    hits = (logits.argmax(1) == y).sum()
+    return {
+        **{name: _numpy(after[name]) - _numpy(before) for name, before in classifier.state.items()},
+        "loss_sum": _numpy(loss.detach() * len(x)),
+        "correct": _numpy(hits),
+    }
+
+
+def _onnx_step(classifier: Classifier, session: ort.InferenceSession, batch: Tensors) -> dict[str, Array]:
+    fed = {**{f"weights/{name}": tensor for name, tensor in classifier.state.items()}, **batch}
+    names = [output.name for output in session.get_outputs()]
+    values = session.run(names, {i.name: fed[i.name].numpy() for i in session.get_inputs()})
+    results = dict(zip(names, values, strict=True))
+    return {
+        **{name: results[f"new/{name}"] - _numpy(before) for name, before in classifier.state.items()},
+        "loss_sum": results["loss_sum"].astype(np.float64),
+        "correct": results["correct"].astype(np.float64),
+    }
+
+
+def _numpy(tensor: Tensor) -> Array:
+    return tensor.double().numpy()

@@ -7,15 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_simulation.broker import EmbeddedBroker, MosquittoBroker
+    from edge_simulation.datasets import TrainTest, load_train_test
+    from edge_simulation.partition import Partition, dirichlet_hsu, iid, plot_histogram
+    from edge_simulation.report import Report, RoundResult, RunResult, summary, write_report
 
-__all__ = ["EmbeddedBroker", "MosquittoBroker"]
+__all__ = [
+    "EmbeddedBroker",
+    "MosquittoBroker",
+    "Partition",
+    "Report",
+    "RoundResult",
+    "RunResult",
+    "TrainTest",
+    "dirichlet_hsu",
+    "iid",
+    "load_train_test",
+    "plot_histogram",
+    "summary",
+    "write_report",
+]
 
-_HOME = {"EmbeddedBroker": "broker", "MosquittoBroker": "broker"}
+_NAMES = {
+    "broker": ("EmbeddedBroker", "MosquittoBroker"),
+    "datasets": ("TrainTest", "load_train_test"),
+    "partition": ("Partition", "dirichlet_hsu", "iid", "plot_histogram"),
+    "report": ("Report", "RoundResult", "RunResult", "summary", "write_report"),
+}
 
 
 def __getattr__(name: str) -> Any:
     # On demand: a broker's process must start without loading NumPy, and `python -m` warns of a module
     # that its package has loaded already.
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -127,7 +127,8 @@ def stacked_bars(
     devices, classes = histogram.shape
     names = list(device_names) or [str(number + 1) for number in range(devices)]
     width, left, top, plot = 1120, 46, 12, 240
-    per_row = max(1, (width - left) // 120)
+    per_row = max(1, min(classes, 10))
+    spread = min(130.0, (width - left) / per_row)
     height = top + plot + 48 + 22 * math.ceil(classes / per_row)
     largest = max(1, int(histogram.sum(axis=1).max(initial=0)))
     step = (width - left) / max(1, devices)
@@ -164,10 +165,10 @@ def stacked_bars(
             f'<text x="{x:.1f}" y="{top + plot + 16}" text-anchor="middle" fill="{MUTED}">{device + 1}</text>'
         )
     for index in range(classes):
-        x, y = left + index % per_row * 120, top + plot + 36 + 22 * (index // per_row)
+        x, y = left + index % per_row * spread, top + plot + 36 + 22 * (index // per_row)
         parts.append(
-            f'<rect x="{x}" y="{y}" width="11" height="11" rx="2" fill="{class_colour(index)}"/>'
-            f'<text x="{x + 17}" y="{y + 10}" fill="{INK}">{escape(_short(class_names[index]))}</text>'
+            f'<rect x="{x:.1f}" y="{y}" width="11" height="11" rx="2" fill="{class_colour(index)}"/>'
+            f'<text x="{x + 17:.1f}" y="{y + 10}" fill="{INK}">{escape(_short(class_names[index]))}</text>'
         )
     described = f"{devices} devices, {classes} classes, {int(histogram.sum())} examples."
     return _svg(width, height, title, described, parts)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_sdk.bundle import Bundle
@@ -23,15 +24,9 @@ from edge_sdk.work import Engine
 def add_credentials(parser: argparse.ArgumentParser) -> None:
     """The options of :func:`read_credentials`."""
     parser.add_argument("--username", metavar="U", help="the broker's login")
-    parser.add_argument(
-        "--password-file", type=Path, metavar="F", help="file with the password in its first line"
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="F", help="certificate authority (PEM); the system's by default"
-    )
-    parser.add_argument(
-        "--cert", type=Path, metavar="F", help="this peer's certificate (PEM), for mutual TLS"
-    )
+    parser.add_argument("--password-file", type=Path, metavar="F", help="the password is its first line")
+    parser.add_argument("--ca", type=Path, metavar="F", help="certificate authority (PEM)")
+    parser.add_argument("--cert", type=Path, metavar="F", help="this peer's certificate (PEM)")
     parser.add_argument("--key", type=Path, metavar="F", help="the key of --cert (PEM)")
 
 
@@ -48,25 +43,29 @@ def read_credentials(options: argparse.Namespace) -> Credentials:
     )
 
 
-def stop_on_signals(stop: threading.Event) -> None:
-    """Let Ctrl-C and SIGTERM set ``stop``; a second Ctrl-C ends the process at once."""
+def stop_on_signals(stop: Callable[[], None]) -> threading.Event:
+    """Call ``stop`` on Ctrl-C and SIGTERM; a second one ends the process at once.
+
+    Returns:
+        An event that is set once a signal has come.
+    """
+    stopped = threading.Event()
 
     def on_signal(number: int, _frame: object) -> None:
-        if stop.is_set():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if stopped.is_set():
             os._exit(128 + number)
-        stop.set()
+        stopped.set()
+        stop()
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    return stopped
 
 
 def _configure_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--broker", required=True, metavar="URL", help="mqtt://HOST[:PORT] or mqtts://…")
     parser.add_argument("--fleet", required=True, metavar="F")
-    parser.add_argument(
-        "--data", required=True, metavar="PATH", help="IDX, CIFAR, .npz, or a folder per class"
-    )
+    parser.add_argument("--data", required=True, metavar="PATH", help="IDX, CIFAR, .npz, a folder per class")
     parser.add_argument("--id", metavar="ID", help="this device's id; made once and kept by default")
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where identity and models are kept")
     parser.add_argument("--bundle", type=Path, metavar="F.edge", help="fetched from the server by default")
@@ -95,9 +94,7 @@ def _run_device(options: argparse.Namespace) -> int:
         held_out=options.held_out,
         join_timeout=options.join_timeout,
     )
-    stopped = threading.Event()
-    stop_on_signals(stopped)
-    threading.Thread(target=lambda: (stopped.wait(), client.stop()), daemon=True).start()
+    stopped = stop_on_signals(client.stop)
     with client:
         accepted = client.run(rounds=1 if options.once else None)
     print(f"{client.device_id}: {accepted} updates accepted")
@@ -138,7 +135,7 @@ def _run_inspect(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(rows: list[tuple[str, ...]]) -> None:
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

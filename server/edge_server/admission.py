@@ -1,0 +1,109 @@
+"""How an update gets in: offered, fetched by grants, validated whole, stored, counted, acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import TensorError
+from edge_sdk.protocol import Chunk
+from edge_sdk.protocol.messages import Offer, Receipt
+from edge_server.config import RunConfig
+from edge_server.desk import Desk
+from edge_server.rounds import TrainingRound
+from edge_server.store import AcceptedUpdate, Store
+from edge_server.uploads import Uploads
+
+
+@dataclass(slots=True, kw_only=True)
+class Admission:
+    """Lets updates into the open round.
+
+    Args:
+        on_refused: called with a sentence when the content of an update is refused.
+    """
+
+    desk: Desk
+    store: Store
+    bundle: Bundle
+    config: RunConfig
+    on_refused: Callable[[str], None]
+    _uploads: Uploads = field(default_factory=Uploads, init=False)
+    _round: TrainingRound | None = field(default=None, init=False)
+
+    def open(self, training: TrainingRound) -> None:
+        """From now on updates of this attempt are taken."""
+        self._uploads.clear()
+        self._round = training
+
+    def close(self) -> None:
+        """From now on no update is taken."""
+        self._uploads.clear()
+        self._round = None
+
+    def forget(self, device: str) -> None:
+        """The device will not send what it has offered."""
+        self._uploads.drop(device)
+
+    def offer(self, device: str, offer: Offer) -> None:
+        """Answer an offer: with a receipt if its fate is known, with grants (by :meth:`tick`) else."""
+        training = self._round
+        if training is None or not training.is_keyed(offer):
+            self._acknowledge(device, offer, self._refusal_of_late(device, offer))
+        elif training.hashes.get(device) == offer.blob.hash:
+            self._acknowledge(device, offer, None)
+        elif reason := training.refusal(self.config, device, offer):
+            self._acknowledge(device, offer, reason)
+        else:
+            training.cohort.take(device)
+            self._uploads.begin(device, offer, limit=training.largest_update(self.bundle))
+
+    def chunk(self, device: str, chunk: Chunk, now: float) -> None:
+        """Take a chunk; with the last one the update is accepted or refused, whole.
+
+        Raises:
+            ProtocolError: the whole is not what was announced.
+        """
+        done = self._uploads.add(device, chunk, now)
+        if done is None or self._round is None:
+            return
+        offer, data = done
+        reason = self._round.refusal(self.config, device, offer)
+        if reason is None:
+            try:
+                self._round.check(self.bundle, data)
+            except TensorError as error:
+                reason = str(error)
+                self._round.cohort.drop(device)
+                self.on_refused(f"the update of {device} is refused: {reason}")
+            else:
+                self.store.accept(device, offer, data)
+                update = AcceptedUpdate(device, offer.blob.hash, offer.examples, len(data))
+                self._round.add(self.bundle, update, data)
+        self._acknowledge(device, offer, reason)
+
+    def tick(self, now: float) -> None:
+        """Send the grants that are due."""
+        for device, grant in self._uploads.grants(now):
+            self.desk.tell(device, grant)
+
+    def _refusal_of_late(self, device: str, offer: Offer) -> str | None:
+        """None if this very update was counted and only its receipt was lost."""
+        for update in self.store.updates(offer):
+            if update.device == device and update.hash == offer.blob.hash:
+                return None
+        now_at = f"round {self._round.row.round} is open" if self._round else "no round is open"
+        return f"round {offer.round} (attempt {offer.attempt}) is closed; {now_at}"
+
+    def _acknowledge(self, device: str, offer: Offer, refusal: str | None) -> None:
+        receipt = Receipt(
+            run=offer.run,
+            round=offer.round,
+            attempt=offer.attempt,
+            kind="train",
+            accepted=refusal is None,
+            reason=(refusal or "")[:500],
+            blob=offer.blob.hash,
+        )
+        self.desk.tell(device, receipt)

@@ -1,0 +1,17 @@
+"""Aggregation: the exact mean of a round's updates, and the strategies that make a model of it."""
+
+from edge_server.aggregation.fedavg import fedavg
+from edge_server.aggregation.fedavgm import fedavgm
+from edge_server.aggregation.mean import MeanUpdate, Precision, WeightedSum, plan_precision
+from edge_server.aggregation.strategy import State, Strategy
+
+__all__ = [
+    "MeanUpdate",
+    "Precision",
+    "State",
+    "Strategy",
+    "WeightedSum",
+    "fedavg",
+    "fedavgm",
+    "plan_precision",
+]

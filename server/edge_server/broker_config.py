@@ -1,0 +1,60 @@
+"""A mosquitto configuration for one fleet: logins, and an ACL by user name.
+
+A device may write only ``up/<its user name>/#`` and read only ``down/<its user name>/#``, ``all/#`` and the
+model. The check is by user name or certificate name (``%u``), never by client id, which anyone can claim.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_sdk.files import write_atomically
+from edge_sdk.protocol import Topics
+
+SERVER = "server"
+"""The user name, or the certificate's common name, of the server."""
+
+
+def write_broker_config(out: Path, *, fleet: str, tls: bool) -> list[Path]:
+    """Write ``mosquitto.conf`` and ``acl`` into ``out``; returns the files.
+
+    Args:
+        out: made where it is missing.
+        fleet: whose topics are opened.
+        tls: listen on 8883 and take the user name from the device's certificate, else on 1883 with the
+            password file ``passwords`` that ``mosquitto_passwd`` makes.
+
+    Raises:
+        ProtocolError: the fleet's name is not allowed.
+    """
+    base = Topics(fleet).base
+    out = out.resolve()
+    acl = "\n".join(
+        [
+            f"user {SERVER}",
+            f"topic readwrite {base}/#",
+            "",
+            f"pattern write {base}/up/%u/#",
+            f"pattern read {base}/down/%u/#",
+            f"pattern read {base}/all/#",
+            f"pattern read {base}/model/#",
+            "",
+        ]
+    )
+    lines = ["per_listener_settings false", "persistence false", f"acl_file {out / 'acl'}"]
+    if tls:
+        lines += [
+            "listener 8883",
+            "allow_anonymous false",
+            f"cafile {out / 'ca.crt'}",
+            f"certfile {out / 'broker.crt'}",
+            f"keyfile {out / 'broker.key'}",
+            "require_certificate true",
+            "use_identity_as_username true",
+        ]
+    else:
+        lines += ["listener 1883", "allow_anonymous false", f"password_file {out / 'passwords'}"]
+    files = {"mosquitto.conf": "\n".join([*lines, ""]), "acl": acl}
+    for name, text in files.items():
+        write_atomically(out / name, text.encode())
+    return [out / name for name in files]

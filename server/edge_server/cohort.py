@@ -1,0 +1,123 @@
+"""The devices of one attempt at a round: who is asked, who has delivered, who is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+
+class Standing(str, Enum):
+    """Where a selected device stands."""
+
+    ASKED = "asked"
+    TAKEN = "taken"
+    ACCEPTED = "accepted"
+    LOST = "lost"
+    DROPPED = "dropped"
+
+
+class Cohort:
+    """Keeps as many devices busy as are asked for, and stops at as many results as are wanted.
+
+    Args:
+        wanted: results that complete the cohort.
+        asked: devices that work at a time, at least ``wanted``; more with over-selection.
+        order: every eligible device in the order in which they are asked.
+    """
+
+    def __init__(self, *, wanted: int, asked: int, order: Iterable[str]) -> None:
+        self.wanted = wanted
+        self._asked = asked
+        self._candidates = list(order)
+        self._standing: dict[str, Standing] = {}
+
+    @classmethod
+    def restored(cls, *, wanted: int, asked: int, selected: Iterable[str]) -> Cohort:
+        """A cohort whose server has started anew: all that were asked count as lost until they answer."""
+        cohort = cls(wanted=wanted, asked=asked, order=())
+        cohort._standing = dict.fromkeys(selected, Standing.LOST)
+        return cohort
+
+    def call(self) -> list[str]:
+        """Fill the places that are free; returns the devices that are newly asked."""
+        busy = len(self.pending) + len(self.accepted)
+        called = self._candidates[: max(self._asked - busy, 0)]
+        del self._candidates[: len(called)]
+        self._standing |= dict.fromkeys(called, Standing.ASKED)
+        return called
+
+    def volunteer(self, device: str) -> None:
+        """A device that has come, or come back, during the round may replace one that fails."""
+        fresh = self._standing.get(device, Standing.LOST) == Standing.LOST
+        if fresh and device not in self._candidates:
+            self._candidates.append(device)
+
+    def withdraw(self, device: str) -> None:
+        """A device that has gone cannot replace one that fails."""
+        if device in self._candidates:
+            self._candidates.remove(device)
+
+    def take(self, device: str) -> None:
+        """The device has its task; one that was lost has come back to it."""
+        if self._standing.get(device) in (Standing.ASKED, Standing.LOST):
+            self._standing[device] = Standing.TAKEN
+
+    def accept(self, device: str) -> None:
+        """The device's result is in."""
+        self._standing[device] = Standing.ACCEPTED
+
+    def lose(self, device: str) -> bool:
+        """The device has gone and may come back; False if it was not at work."""
+        return self._give_up(device, Standing.LOST)
+
+    def drop(self, device: str) -> bool:
+        """The device will not deliver in this attempt; False if it was not at work."""
+        return self._give_up(device, Standing.DROPPED)
+
+    def standing(self, device: str) -> Standing | None:
+        """Where a device stands; None if it was never asked."""
+        return self._standing.get(device)
+
+    @property
+    def selected(self) -> list[str]:
+        """All that were ever asked, in order."""
+        return list(self._standing)
+
+    @property
+    def pending(self) -> list[str]:
+        """Those that work."""
+        return list(self._with(Standing.ASKED, Standing.TAKEN))
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Those that have not said that they have their task."""
+        return list(self._with(Standing.ASKED))
+
+    @property
+    def accepted(self) -> list[str]:
+        """Those whose results are in."""
+        return list(self._with(Standing.ACCEPTED))
+
+    @property
+    def lost(self) -> list[str]:
+        """Those that have gone and may come back."""
+        return list(self._with(Standing.LOST))
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many results are in as are wanted."""
+        return len(self.accepted) >= self.wanted
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nobody works and nobody is left to ask."""
+        return not self.pending and not self._candidates
+
+    def _give_up(self, device: str, standing: Standing) -> bool:
+        if self._standing.get(device) not in (Standing.ASKED, Standing.TAKEN):
+            return False
+        self._standing[device] = standing
+        return True
+
+    def _with(self, *standings: Standing) -> Iterator[str]:
+        return (device for device, standing in self._standing.items() if standing in standings)

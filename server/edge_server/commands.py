@@ -1,0 +1,190 @@
+"""``edge-sdk serve``, ``runs``, ``replay`` and ``broker-config``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.cli import Command
+from edge_sdk.commands import add_credentials, read_credentials, stop_on_signals
+from edge_sdk.data import load
+from edge_sdk.errors import RunError
+from edge_server.broker_config import SERVER, write_broker_config
+from edge_server.config import make_config, read_toml
+from edge_server.replay import replay
+from edge_server.rounds import RoundResult
+from edge_server.server import Server
+from edge_server.store import Store
+
+# Settings of the run that are options of the command; the TOML file takes these and all others.
+_SETTINGS: dict[str, tuple[type, str]] = {
+    "fleet": (str, "which devices are meant"),
+    "rounds": (int, "aggregations until the run ends"),
+    "strategy": (str, "fedavg or fedavgm"),
+    "momentum": (float, "of fedavgm, in [0, 1)"),
+    "server_lr": (float, "learning rate of the server"),
+    "over_selection": (float, "how many more are asked than waited for"),
+    "min_devices": (int, "devices that must be there before a round"),
+    "min_participants": (int, "updates without which a round is repeated"),
+    "join_timeout": (float, "seconds for devices to come at the start"),
+    "deadline": (float, "seconds for a round"),
+    "epochs": (int, "local epochs"),
+    "batch_size": (int, "local batch size"),
+    "lr": (float, "local learning rate"),
+    "weight_decay": (float, "of local training"),
+    "schedule": (str, "of the learning rate: constant, exponential or cosine"),
+    "decay": (float, "of the exponential schedule, a round"),
+    "evaluation": (str, "server, devices or none"),
+    "seed": (int, "of selection and shuffles"),
+}
+
+
+def _configure_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", metavar="F.edge", help="what the devices train")
+    parser.add_argument("--broker", metavar="URL", help="mqtt://HOST[:PORT] or mqtts://…")
+    parser.add_argument("--participants", type=_count_or_share, metavar="N|FRACTION", help="devices a round")
+    for name, (kind, text) in _SETTINGS.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=text
+        )
+    parser.add_argument("--keep-updates", action="store_const", const=True, help="keep them, for replay")
+    parser.add_argument("--eval-data", metavar="PATH", help="labelled data to evaluate every model on")
+    parser.add_argument("--config", type=Path, metavar="F.toml", help="all of this in a file; options win")
+    parser.add_argument("--work-dir", metavar="DIR", help="durable state (default: edge-runs/FLEET)")
+    parser.add_argument("--store", metavar="URL", help="another database than SQLite in --work-dir")
+    parser.add_argument("--out", metavar="F.edge", help="the trained bundle (default: trained.edge)")
+    add_credentials(parser)
+
+
+_OUTSIDE = ("bundle", "broker", "eval_data", "work_dir", "store", "out")
+
+
+def _run_serve(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    values: dict[str, Any] = read_toml(options.config) if options.config else {}
+    for name in (*_OUTSIDE, *_SETTINGS, "participants", "keep_updates"):
+        if getattr(options, name) is not None:
+            values[name] = getattr(options, name)
+    outside = {name: values.pop(name, None) for name in _OUTSIDE}
+    for name in ("bundle", "broker"):
+        if outside[name] is None:
+            raise RunError(f"no {name} is given: use --{name}, or {name} in the --config file")
+    if "evaluation" not in values and outside["eval_data"] is None:
+        values["evaluation"] = "none"
+    config = make_config(values)
+    if config.evaluation == "server" and outside["eval_data"] is None:
+        raise RunError("evaluation on the server needs --eval-data")
+    bundle = Bundle.read(outside["bundle"])
+    eval_data = (
+        load(outside["eval_data"], split="test", input=bundle.manifest.input)
+        if outside["eval_data"]
+        else None
+    )
+    server = Server(
+        bundle,
+        config,
+        broker=outside["broker"],
+        work_dir=outside["work_dir"] or Path("edge-runs") / config.fleet,
+        store=outside["store"],
+        eval_data=eval_data,
+        credentials=read_credentials(options),
+        on_round=lambda result: print(format_round(result, config.rounds), flush=True),
+        on_status=lambda sentence: print(sentence, file=sys.stderr, flush=True),
+    )
+    stop_on_signals(server.stop)
+    outcome = server.run()
+    if not outcome.finished:
+        print("stopped; the same command goes on with this run", file=sys.stderr)
+        return 130
+    out = outside["out"] or "trained.edge"
+    outcome.bundle.write(out)
+    print(f"wrote {out}")
+    return 0
+
+
+def format_round(result: RoundResult, rounds: int) -> str:
+    """A round's line for a terminal.
+
+    >>> format_round(RoundResult(3, 0, 0.5, 1.25, 4, 400, 2048, 4096, 1.5), 10)
+    'round  3/10  accuracy 50.00 %  loss 1.2500  4 devices  up 2.0 KB  down 4.0 KB  1.5 s'
+    """
+    figures = ""
+    if result.accuracy is not None and result.loss is not None:
+        figures = f"accuracy {100 * result.accuracy:5.2f} %  loss {result.loss:.4f}  "
+    return (
+        f"round {result.round:>{len(str(rounds))}}/{rounds}  {figures}{result.participants} devices  "
+        f"up {result.bytes_up / 1024:.1f} KB  down {result.bytes_down / 1024:.1f} KB  {result.seconds:.1f} s"
+    )
+
+
+def _configure_work_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--work-dir", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--store", metavar="URL")
+
+
+def _run_runs(options: argparse.Namespace) -> int:
+    store = _existing_store(options)
+    for run in store.runs():
+        status = "ended" if run.ended else "unfinished"
+        print(f"{run.id[:12]}  {run.fleet}  {run.config.strategy}  {run.round}/{run.config.rounds}  {status}")
+    return 0
+
+
+def _run_replay(options: argparse.Namespace) -> int:
+    store = _existing_store(options)
+    runs = store.runs()
+    if not runs:
+        raise RunError(f"there is no run in {options.work_dir}")
+    differing = 0
+    for replayed in replay(store, runs[-1]):
+        differing += not replayed.same
+        verdict = "same bits" if replayed.same else "DIFFERS"
+        print(
+            f"round {replayed.round}  {replayed.participants} updates  {replayed.recomputed[:16]}  {verdict}"
+        )
+    return 1 if differing else 0
+
+
+def _existing_store(options: argparse.Namespace) -> Store:
+    if options.store is None and not (options.work_dir / "edge.sqlite").exists():
+        raise RunError(f"there is no run in {options.work_dir}")
+    return Store(options.work_dir, options.store, exclusive=False)
+
+
+def _configure_broker_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fleet", required=True, metavar="F")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--tls", action="store_true", help="certificates in place of passwords")
+
+
+def _run_broker_config(options: argparse.Namespace) -> int:
+    files = write_broker_config(options.out, fleet=options.fleet, tls=options.tls)
+    for file in files:
+        print(f"wrote {file}")
+    folder = options.out.resolve()
+    if options.tls:
+        print(f"put ca.crt, broker.crt and broker.key into {folder}; the server's common name is '{SERVER}',")
+        print("a device's common name is its id")
+    else:
+        print(f"add logins: mosquitto_passwd -c {folder / 'passwords'} {SERVER}; then one for each device id")
+    print(f"start it: mosquitto -c {folder / 'mosquitto.conf'}")
+    return 0
+
+
+def _count_or_share(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+SERVE = Command("run the server: rounds over a fleet, to a trained bundle", _configure_serve, _run_serve)
+RUNS = Command("list the runs in a work folder", _configure_work_dir, _run_runs)
+REPLAY = Command("recompute a run's models from its kept updates", _configure_work_dir, _run_replay)
+BROKER_CONFIG = Command(
+    "write a mosquitto configuration with an ACL", _configure_broker_config, _run_broker_config
+)

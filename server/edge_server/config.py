@@ -1,0 +1,139 @@
+"""All that a run is: one typed table, from keyword arguments, the command line or a TOML file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from edge_sdk.errors import RunError
+from edge_sdk.protocol import check_id
+from edge_server.aggregation import Precision, Strategy, fedavg, fedavgm, plan_precision
+
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of one run.
+
+    Attributes:
+        fleet: which devices are meant.
+        rounds: aggregations until the run ends.
+        strategy: ``fedavg``, or ``fedavgm`` with ``momentum`` and ``server_lr``.
+        participants: devices a round: a count, or a fraction of those present (floor, at least 1).
+        over_selection: how many more are asked than are waited for, 1.0 for none. It speeds rounds up and
+            biases them towards fast devices.
+        min_devices: devices that must be present before a round starts; 0 stands for ``participants``.
+        min_participants: updates without which a round is repeated and not aggregated.
+        join_timeout: seconds within which ``min_devices`` must come at the start.
+        deadline: seconds for a round's training; the same for an evaluation.
+        grace: seconds that a lost device, whom nobody can replace, has to come back.
+        patience: seconds that a started run waits for devices before it stops (and can be resumed).
+        epochs, batch_size, lr, weight_decay: local training.
+        schedule: of ``lr`` over the rounds: ``constant``, ``exponential`` (times ``decay`` a round) or
+            ``cosine`` (to 0 after the last round).
+        evaluation: on the ``server``'s data, on the ``devices``' held-out shares, or ``none``.
+        max_examples: the largest sample count that one device may claim.
+        bounds: by rule of aggregation, base-2 logarithm of the largest magnitude in an update.
+        seed: of selection and of the devices' shuffles.
+    """
+
+    fleet: str
+    rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
+    strategy: Literal["fedavg", "fedavgm"] = "fedavg"
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    server_lr: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    participants: int | float = 10
+    over_selection: Annotated[float, Meta(ge=1, le=10)] = 1.0
+    min_devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    min_participants: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    join_timeout: Positive = 60.0
+    deadline: Positive = 120.0
+    grace: Annotated[float, Meta(ge=0)] = 10.0
+    patience: Positive = 3600.0
+    epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 32
+    lr: Positive = 0.05
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    schedule: Literal["constant", "exponential", "cosine"] = "constant"
+    decay: Annotated[float, Meta(gt=0, le=1)] = 0.99
+    evaluation: Literal["server", "devices", "none"] = "server"
+    max_examples: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 17
+    bounds: dict[Literal["mean", "statistic", "counter"], Annotated[int, Meta(ge=-20, le=40)]] = {}
+    seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    keep_updates: bool = False
+
+    def check(self) -> RunConfig:
+        """Return the config if its settings fit one another.
+
+        Raises:
+            ProtocolError: the fleet's name is not allowed.
+            RunError: participants out of range, or a bound that could overflow the fixed-point sum.
+        """
+        check_id(self.fleet, "fleet")
+        whole = float(self.participants).is_integer() and isinstance(self.participants, int)
+        if not (self.participants >= 1 if whole else 0 < self.participants <= 1):
+            raise RunError(f"participants is {self.participants}: give a count, or a fraction in (0, 1]")
+
+        self.precision(max(self.min_devices, 1))
+        return self
+
+    def cohort_size(self, present: int) -> int:
+        """How many updates a round waits for when ``present`` devices are there.
+
+        >>> RunConfig(fleet="f", rounds=1, participants=0.1).cohort_size(25)
+        2
+        """
+        if isinstance(self.participants, int):
+            return min(self.participants, present)
+        return max(math.floor(self.participants * present), 1)
+
+    def needed(self) -> int:
+        """How many devices must be present before a round starts."""
+        if self.min_devices:
+            return self.min_devices
+        return self.participants if isinstance(self.participants, int) else self.min_participants
+
+    def lr_of(self, round_number: int) -> float:
+        """Local learning rate of round ``round_number``, from 1."""
+        done = round_number - 1
+        if self.schedule == "exponential":
+            return float(self.lr * self.decay**done)
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * done / self.rounds)) / 2
+        return self.lr
+
+    def precision(self, cohort: int) -> Precision:
+        """The fixed-point plan of a round with ``cohort`` updates; RunError if it would overflow."""
+        bounds = {"mean": 6, "statistic": 20, "counter": 40} | {str(r): b for r, b in self.bounds.items()}
+        return plan_precision(bounds, largest_total=self.max_examples * cohort)
+
+    def make_strategy(self) -> Strategy:
+        """The strategy that ``strategy`` names."""
+        if self.strategy == "fedavgm":
+            return fedavgm(momentum=self.momentum, learning_rate=self.server_lr)
+        return fedavg()
+
+
+def make_config(values: dict[str, Any]) -> RunConfig:
+    """Check ``values`` and make a config of them.
+
+    Raises:
+        RunError: an unknown setting, a wrong type, a value out of its range.
+    """
+    try:
+        return msgspec.convert(values, RunConfig).check()
+    except msgspec.ValidationError as error:
+        raise RunError(f"the run's settings are not valid: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file; RunError if it is not one."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunError(f"{path} cannot be read as TOML: {error}") from None

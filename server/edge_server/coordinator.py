@@ -1,0 +1,464 @@
+"""The run: it alone knows the clock and the wire, and turns what happens into phases of the run.
+
+One thread owns everything here. What an algorithm does is in pure pieces elsewhere; what is durable is
+in the store, and is there before it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import ProtocolError, RunError, TensorError
+from edge_sdk.protocol import Chunk, Topics
+from edge_sdk.protocol.messages import (
+    PROTOCOL,
+    Cancel,
+    Declined,
+    Finished,
+    FromDevice,
+    Grant,
+    Here,
+    Join,
+    Key,
+    Leave,
+    Offer,
+    Ref,
+    Refused,
+    Report,
+    Taken,
+    Welcome,
+    Who,
+)
+from edge_sdk.tensors import Tensors
+from edge_sdk.tensors import encode as encode_tensors
+from edge_sdk.transport import Connected, Disconnected, Transport
+from edge_server.admission import Admission
+from edge_server.aggregation import State
+from edge_server.cohort import Cohort, Standing
+from edge_server.desk import Desk
+from edge_server.evaluation import Evaluation, Evaluator
+from edge_server.phases import Event, Phase, next_phase
+from edge_server.publication import Publication
+from edge_server.registry import HEARTBEAT, Registry
+from edge_server.rounds import Assessment, RoundResult, TrainingRound
+from edge_server.store import RunRow, Store
+
+logger = logging.getLogger(__name__)
+
+TICK = 0.05
+ASK_AGAIN = 4.0
+"""Seconds after which a task that nobody has taken is sent again."""
+JITTER = 2
+"""Seconds over which devices spread their answers to ``who``."""
+PAUSE = 2.0
+"""Seconds before a round that fell short is repeated."""
+FAREWELL = 15.0
+"""Seconds that devices have, at the end, to take the last model."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Coordinator:
+    """Runs ``run`` to its end over a transport that is not yet connected.
+
+    Args:
+        evaluator: for evaluation on the server's data.
+        on_round: called with every round's line.
+        on_status: called with a sentence whenever the run waits, repeats or loses something.
+        first_start: whether the run has just been recorded, so that ``join_timeout`` counts.
+    """
+
+    transport: Transport
+    store: Store
+    run: RunRow
+    bundle: Bundle
+    evaluator: Evaluator | None
+    on_round: Callable[[RoundResult], None]
+    on_status: Callable[[str], None]
+    first_start: bool
+    last_evaluation: Evaluation | None = field(default=None, init=False)
+    _desk: Desk = field(init=False)
+    _publication: Publication = field(init=False)
+    _registry: Registry = field(default_factory=Registry, init=False)
+    _admission: Admission = field(init=False)
+    _state: State = field(init=False)
+    _phase: Phase = field(default=Phase.GATHERING, init=False)
+    _since: float = field(init=False)
+    _not_before: float = field(default=0.0, init=False)
+    _round: TrainingRound | None = field(default=None, init=False)
+    _assessment: Assessment | None = field(default=None, init=False)
+    _evaluating: Future[Evaluation] | None = field(default=None, init=False)
+    _seconds: float = field(default=0.0, init=False)
+    _exhausted_since: float | None = field(default=None, init=False)
+    _asked_at: float = field(default=0.0, init=False)
+    _model: Ref = field(init=False)
+    _bundle_ref: Ref = field(init=False)
+    _pool: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        topics = Topics(self.run.fleet)
+        self._desk = Desk(self.transport, topics)
+        self._publication = Publication(self.transport, topics)
+        self._admission = Admission(
+            desk=self._desk,
+            store=self.store,
+            bundle=self.bundle,
+            config=self.run.config,
+            on_refused=self.on_status,
+        )
+        manifest = self.bundle.manifest
+        self._state = State.from_bytes(self.store.blob(self.run.state), manifest.specs, manifest.rules)
+        self._since = time.monotonic()
+
+    @property
+    def weights(self) -> Tensors:
+        """The present model."""
+        return self._state.weights
+
+    def serve(self, stop: threading.Event, *, connect_timeout: float) -> Phase:
+        """Run until the last round is done, the run cannot go on, or ``stop`` is set.
+
+        Raises:
+            BrokerError: the broker cannot be reached, refuses us, or takes no more messages.
+            RunError: too few devices at the start, patience is out, or the store cannot be written.
+        """
+        self._desk.open(timeout=connect_timeout)
+        self._pool = ThreadPoolExecutor(1, "edge-evaluate")
+        try:
+            self._publish_first()
+            self._restore()
+            self._desk.tell_all(Who(jitter=JITTER))
+            while self._phase not in (Phase.FINISHED, Phase.STOPPED):
+                if stop.is_set():
+                    self._fire(Event.INTERRUPTED)
+                    break
+                self._receive(TICK)
+                self._tick(time.monotonic())
+            if self._phase == Phase.FINISHED:
+                self._say_goodbye(stop)
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.transport.close()
+        return self._phase
+
+    # Start and end.
+
+    def _publish_first(self) -> None:
+        model = self.store.blob(self.run.model)
+        for stale in self.store.published(self.run.fleet):
+            if stale.hash not in (self.bundle.sha256, self.run.model):
+                self._publication.withdraw(stale)
+        self._bundle_ref = self._publication.announce(self.bundle.data)
+        self._model = self._publication.announce(model)
+        self.store.set_published(self.run.fleet, self._publication.refs)
+        self._publication.send_all()
+
+    def _restore(self) -> None:
+        """Go on where the store says that the last server ended."""
+        rows = self.store.rounds(self.run.id)
+        if not rows:
+            return
+        last, now = rows[-1], time.monotonic()
+        if last.status == "open":
+            self._round = TrainingRound.restore(self.run, self.bundle, last, now=now)
+            for update in self.store.updates(last):
+                self._round.add(self.bundle, update, self.store.blob(update.hash))
+            self._admission.open(self._round)
+            self._phase = Phase.TRAINING
+            self.on_status(
+                f"round {last.round} goes on with {len(self._round.cohort.accepted)} updates already here"
+            )
+        elif last.status == "aggregated" and last.figures is None:
+            self._round = TrainingRound.restore(self.run, self.bundle, last, now=now)
+            for update in self.store.updates(last):
+                self._round.count(update)
+            self._phase = Phase.EVALUATING
+            self._begin_evaluation(now)
+
+    def _say_goodbye(self, stop: threading.Event) -> None:
+        """Wait, for a while, until the devices have taken the last model; then clear the broker."""
+        self._desk.tell_all(Finished(run=self.run.id, model=self._model))
+        deadline = time.monotonic() + FAREWELL
+        while time.monotonic() < deadline and not stop.is_set():
+            if not self._registry.present(time.monotonic()):
+                break
+            self._receive(TICK)
+        for ref in list(self._publication.refs):
+            self._publication.withdraw(ref)
+        self.store.set_published(self.run.fleet, [])
+
+    # What arrives.
+
+    def _receive(self, timeout: float) -> None:
+        event = self._desk.receive(timeout)
+        if isinstance(event, Connected):
+            # A broker that has restarted has lost what it retained, and devices may have come meanwhile.
+            self._publication.send_all()
+            self._desk.tell_all(Who(jitter=JITTER))
+        elif isinstance(event, Disconnected):
+            if event.fatal:
+                raise RunError(f"the broker refuses the server: {event.reason}")
+            self.on_status(f"the connection to the broker is lost ({event.reason}); trying again")
+        elif event is not None:
+            device, content = event
+            now = time.monotonic()
+            try:
+                if isinstance(content, Chunk):
+                    self._admission.chunk(device, content, now)
+                else:
+                    self._on_message(device, content, now)
+            except (ProtocolError, TensorError) as error:
+                logger.warning("dropped what %s sent: %s", device, error)
+
+    def _on_message(self, device: str, message: FromDevice, now: float) -> None:
+        match message:
+            case Join():
+                self._on_join(device, message, now)
+            case Here():
+                if not self._registry.here(device, message.nonce, message.examples, now):
+                    self._desk.tell(device, Who(jitter=0))
+            case Leave():
+                if self._registry.leave(device, message.nonce):
+                    self._on_gone(device, now)
+            case Grant():
+                self._publication.serve(device, message)
+            case Offer():
+                self._admission.offer(device, message)
+            case Taken() if self._is_current(message):
+                self._on_taken(device, message)
+            case Declined() if self._is_current(message):
+                self._on_declined(device, message)
+            case Report() if self._assessment is not None and self._is_current(message):
+                self._assessment.add(device, message, max_examples=self.run.config.max_examples)
+
+    def _on_join(self, device: str, join: Join, now: float) -> None:
+        if join.protocol != PROTOCOL:
+            reason = f"the server speaks protocol {PROTOCOL}, the device {join.protocol}: update edge-sdk-fl"
+            self._desk.tell(device, Refused(nonce=join.nonce, code="protocol", reason=reason))
+            return
+        if not self._registry.join(device, join, now):
+            reason = "its id is in use by another device of this fleet: give it another --id"
+            self._desk.tell(device, Refused(nonce=join.nonce, code="id-in-use", reason=reason))
+            return
+        cohort = self._cohort()
+        waiting = cohort is not None and cohort.standing(device) in (Standing.ASKED, Standing.TAKEN)
+        if cohort is not None and not waiting:
+            cohort.volunteer(device)
+            waiting = not cohort.complete and len(cohort.pending) + len(cohort.accepted) < cohort.wanted
+        come_back = None
+        if join.lease is not None and cohort is not None and not waiting:
+            come_back = max(int(self._deadline() - now), 1)
+        self._desk.tell(
+            device,
+            Welcome(
+                nonce=join.nonce,
+                run=self.run.id,
+                bundle=self._bundle_ref,
+                model=self._model,
+                heartbeat=HEARTBEAT,
+                come_back=come_back,
+            ),
+        )
+        if waiting and cohort is not None and cohort.standing(device) in (Standing.ASKED, Standing.TAKEN):
+            self._ask([device], now)
+
+    def _on_gone(self, device: str, now: float) -> None:
+        cohort = self._cohort()
+        if cohort is None:
+            return
+        cohort.withdraw(device)
+        if not self._registry.holds_lease(device, now) and cohort.lose(device):
+            self.on_status(f"device {device} has gone in round {self._training().row.round}")
+
+    def _on_taken(self, device: str, taken: Taken) -> None:
+        cohort = self._cohort()
+        if cohort is None or (taken.kind == "train") != (self._phase == Phase.TRAINING):
+            return
+        cohort.take(device)
+        if self._round is not None and taken.kind == "train":
+            self._round.declared[device] = taken.examples
+
+    def _on_declined(self, device: str, declined: Declined) -> None:
+        cohort = self._cohort()
+        if cohort is not None and (declined.kind == "train") == (self._phase == Phase.TRAINING):
+            self._admission.forget(device)
+            if cohort.drop(device):
+                self.on_status(f"device {device} declines round {declined.round}: {declined.reason}")
+
+    # What time brings.
+
+    def _tick(self, now: float) -> None:
+        for device in self._registry.expire(now):
+            self._on_gone(device, now)
+        if self._phase == Phase.GATHERING:
+            self._gather(now)
+        elif self._phase == Phase.TRAINING:
+            self._admission.tick(now)
+            if self._collected(now):
+                enough = len(self._training().cohort.accepted) >= self.run.config.min_participants
+                if enough:
+                    self._aggregate(now)
+                else:
+                    self._repeat(now)
+        elif self._evaluating is not None and self._evaluating.done():
+            self._conclude(self._evaluating.result())
+        elif self._assessment is not None and self._collected(now):
+            self._conclude(self._assessment.evaluation())
+
+    def _gather(self, now: float) -> None:
+        present, config = self._registry.present(now), self.run.config
+        needed = config.needed()
+        if len(present) >= needed and now >= self._not_before:
+            self._open_round(present, now)
+        elif self.first_start and now - self._since > config.join_timeout:
+            self._fire(Event.TOO_FEW_AT_START)
+            raise RunError(
+                f"{len(present)} of the {needed} devices that the run needs have joined fleet "
+                f"{config.fleet} within {config.join_timeout:.0f} s: start more, or lower --min-devices"
+            )
+        elif now - self._since > config.patience:
+            self._fire(Event.PATIENCE_OUT)
+            raise RunError(
+                f"only {len(present)} of {needed} devices were there for {config.patience:.0f} s; the run "
+                "is kept: give the same command to go on"
+            )
+
+    def _open_round(self, present: list[str], now: float) -> None:
+        number = self.run.round + 1
+        attempts = [row.attempt for row in self.store.rounds(self.run.id) if row.round == number]
+        attempt = max(attempts, default=-1) + 1
+        self._round = TrainingRound.open(
+            self.run, self.bundle, present, round_number=number, attempt=attempt, now=now
+        )
+        self.store.open_round(self._round.row)
+        self._admission.open(self._round)
+        self.first_start = False
+        self._fire(Event.ENOUGH_DEVICES)
+        self._ask(self._round.cohort.pending, now)
+
+    def _ask(self, devices: list[str], now: float) -> None:
+        """Send tasks to those of ``devices`` that are there."""
+        left = self._deadline() - now
+        for device in devices:
+            known = self._registry.get(device)
+            if known is None or not known.present:
+                continue
+            nonce, bundle, model = known.nonce, self._bundle_ref, self._model
+            if self._assessment is not None:
+                task = self._assessment.task(nonce, bundle=bundle, model=model, left=left)
+            else:
+                config = self.run.config
+                task = self._training().task(config, device, nonce, bundle=bundle, model=model, left=left)
+            self._desk.tell(device, task)
+        self._asked_at = now
+
+    def _collected(self, now: float) -> bool:
+        """Keep a cohort at work; True when there is nothing more to wait for."""
+        cohort = self._assessment.cohort if self._assessment is not None else self._training().cohort
+        if cohort.complete or now >= self._deadline():
+            return True
+        called = cohort.call()
+        if called and self._phase == Phase.TRAINING:
+            self.store.set_selected(self._training().row, cohort.selected)
+        if called:
+            self._ask(called, now)
+        if now - self._asked_at > ASK_AGAIN:
+            self._ask(cohort.unanswered, now)
+        if not cohort.exhausted:
+            self._exhausted_since = None
+            return False
+        self._exhausted_since = self._exhausted_since or now
+        return not cohort.lost or now - self._exhausted_since > self.run.config.grace
+
+    def _aggregate(self, now: float) -> None:
+        """Apply the mean: model, state and round change in one transaction."""
+        done, config = self._training(), self.run.config
+        self._call_off(done, "the round is complete")
+        self._state = config.make_strategy().apply(self._state, done.total.mean())
+        model, state = encode_tensors(self._state.weights), self._state.to_bytes()
+        self.store.aggregate(
+            done.row, model=model, state=state, old_state=self.run.state, keep=config.keep_updates
+        )
+        self.run = self.store.get(self.run.id)
+        old, self._model = self._model, self._publication.announce(model)
+        self.store.set_published(self.run.fleet, self._publication.refs)
+        self._publication.send(self._model)
+        if old.hash != self._model.hash:
+            self._publication.withdraw(old)
+        self._seconds = now - done.began
+        self._fire(Event.COHORT_COMPLETE)
+        self._begin_evaluation(now)
+
+    def _repeat(self, now: float) -> None:
+        accepted, row = len(self._training().cohort.accepted), self._training().row
+        self._call_off(self._training(), "too few devices delivered; the round is repeated")
+        self.store.repeat(row)
+        self._round = None
+        self._not_before = now + PAUSE
+        self._fire(Event.COHORT_SHORT)
+        self.on_status(
+            f"round {row.round} is repeated: {accepted} of at least {self.run.config.min_participants} "
+            f"updates came from {len(row.selected)} devices"
+        )
+
+    def _call_off(self, training: TrainingRound, reason: str) -> None:
+        row = training.row
+        for device in [*training.cohort.pending, *training.cohort.lost]:
+            cancel = Cancel(run=row.run, round=row.round, attempt=row.attempt, reason=reason)
+            self._desk.tell(device, cancel)
+        self._admission.close()
+        self._exhausted_since = None
+
+    def _begin_evaluation(self, now: float) -> None:
+        where, row = self.run.config.evaluation, self._training().row
+        if where == "server" and self.evaluator is not None:
+            self._evaluating = self._pool.submit(self.evaluator.evaluate, self._state.weights)
+        elif where == "devices" and self._registry.present(now):
+            present = self._registry.present(now)
+            self._assessment = Assessment.open(
+                row,
+                present,
+                wanted=self.run.config.cohort_size(len(present)),
+                seed=self.run.config.seed,
+                now=now,
+            )
+            self._ask(self._assessment.cohort.pending, now)
+        else:
+            self._conclude(None)
+
+    def _conclude(self, evaluation: Evaluation | None) -> None:
+        done = self._training()
+        result = done.result(evaluation, model_bytes=self._model.size, seconds=self._seconds)
+        self.store.set_figures(done.row, result.to_dict())
+        self.last_evaluation = evaluation
+        self._round = self._assessment = self._evaluating = self._exhausted_since = None
+        last = self.run.round >= self.run.config.rounds
+        if last:
+            self.store.end(self.run.id)
+        self._fire(Event.LAST_EVALUATED if last else Event.EVALUATED)
+        self.on_round(result)
+
+    def _fire(self, event: Event) -> None:
+        self._phase, self._since = next_phase(self._phase, event), time.monotonic()
+
+    def _training(self) -> TrainingRound:
+        assert self._round is not None
+        return self._round
+
+    def _cohort(self) -> Cohort | None:
+        """The devices that are at work now, if any are."""
+        if self._assessment is not None:
+            return self._assessment.cohort
+        return self._round.cohort if self._round is not None and self._phase == Phase.TRAINING else None
+
+    def _deadline(self) -> float:
+        began = self._assessment.began if self._assessment is not None else self._training().began
+        return began + self.run.config.deadline
+
+    def _is_current(self, key: Key) -> bool:
+        return self._round is not None and self._round.is_keyed(key)

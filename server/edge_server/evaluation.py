@@ -1,0 +1,65 @@
+"""How good a model is on the server's own labelled data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.data import Dataset, prepare
+from edge_sdk.errors import DataError
+from edge_sdk.runtime import open_runtime
+from edge_sdk.tensors import Array, Tensors
+
+BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """A model's figures.
+
+    Attributes:
+        accuracy: share of right predictions, in [0, 1].
+        loss: mean cross-entropy in nats.
+        examples: how many images it was measured on.
+        confusion: int64 [classes, classes], true class by row, predicted by column; None where only sums
+            came back from devices.
+    """
+
+    accuracy: float
+    loss: float
+    examples: int
+    confusion: Array | None = None
+
+
+class Evaluator:
+    """Evaluates models of one bundle on one labelled data set.
+
+    Raises:
+        DataError: the data set is empty, or its first example does not fit the model.
+    """
+
+    def __init__(self, bundle: Bundle, dataset: Dataset, *, threads: int = 0) -> None:
+        if len(dataset) == 0:
+            raise DataError("the evaluation data is empty: give at least one labelled image")
+        self._manifest = bundle.manifest
+        self._dataset = dataset
+        prepare(dataset, np.arange(1), self._manifest.input, self._manifest.classes)
+        self._runtime = open_runtime(bundle, threads=threads)
+
+    def evaluate(self, weights: Tensors) -> Evaluation:
+        """Predict all examples; DataError names one that does not fit the model."""
+        self._runtime.set_weights(weights)
+        classes, loss = self._manifest.classes, 0.0
+        confusion = np.zeros((classes, classes), np.int64)
+        for start in range(0, len(self._dataset), BATCH):
+            indices = np.arange(start, min(start + BATCH, len(self._dataset)))
+            x, y = prepare(self._dataset, indices, self._manifest.input, classes)
+            logits = self._runtime.predict(x).astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            log_partition = np.log(np.exp(logits).sum(axis=1))
+            loss += float((log_partition - logits[np.arange(len(y)), y]).sum())
+            np.add.at(confusion, (y, logits.argmax(axis=1)), 1)
+        examples = len(self._dataset)
+        return Evaluation(float(np.trace(confusion)) / examples, loss / examples, examples, confusion)

@@ -1,0 +1,58 @@
+"""Models and bundles for all devices: published once, retained in blocks; asked for chunk by chunk else."""
+
+from __future__ import annotations
+
+from edge_sdk.protocol import CHUNK_BYTES, Topics, chunk_count, encode_chunk, reference
+from edge_sdk.protocol.messages import Grant, Ref
+from edge_sdk.transport import Transport
+
+ASKED_AT_ONCE = 32
+
+
+class Publication:
+    """The blobs that are out, on the topics of one fleet."""
+
+    def __init__(self, transport: Transport, topics: Topics, *, chunk: int = CHUNK_BYTES) -> None:
+        self._transport = transport
+        self._topics = topics
+        self._chunk = chunk
+        self._blobs: dict[str, tuple[Ref, bytes]] = {}
+
+    def announce(self, data: bytes) -> Ref:
+        """Take a blob up; returns its reference. Nothing is sent yet, so that it can be recorded first."""
+        ref = reference(data, chunk=self._chunk)
+        self._blobs[ref.hash] = ref, data
+        return ref
+
+    def send(self, ref: Ref) -> None:
+        """Publish a blob's chunks, retained."""
+        _, data = self._blobs[ref.hash]
+        for index in range(chunk_count(ref)):
+            self._transport.publish(
+                self._topics.chunk(ref.hash, index), encode_chunk(ref, data, index), retain=True
+            )
+
+    def send_all(self) -> None:
+        """Publish all blobs, at the start and when the broker may have lost them."""
+        for ref in self.refs:
+            self.send(ref)
+
+    def withdraw(self, ref: Ref) -> None:
+        """Clear a blob from the broker."""
+        self._blobs.pop(ref.hash, None)
+        for index in range(chunk_count(ref)):
+            self._transport.publish(self._topics.chunk(ref.hash, index), b"", retain=True)
+
+    def serve(self, device: str, grant: Grant) -> None:
+        """Send a device the chunks that it asks for; a blob that is not out is not sent."""
+        if grant.blob not in self._blobs:
+            return
+        ref, data = self._blobs[grant.blob]
+        stop = min(grant.stop, grant.start + ASKED_AT_ONCE, chunk_count(ref))
+        for index in range(grant.start, stop):
+            self._transport.publish(self._topics.down(device, "chunk"), encode_chunk(ref, data, index))
+
+    @property
+    def refs(self) -> list[Ref]:
+        """What is out."""
+        return [ref for ref, _ in self._blobs.values()]

@@ -1,0 +1,88 @@
+"""Which devices are there. Kept by the server, never read out of retained messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_sdk.protocol.messages import Join
+
+HEARTBEAT = 20
+"""Seconds between two heartbeats of a device."""
+MISSED = 3
+"""Heartbeats after which a silent device counts as gone."""
+
+
+@dataclass(slots=True)
+class Device:
+    """One device as the server knows it. Times are the server's monotonic seconds."""
+
+    id: str
+    install: str
+    nonce: str
+    examples: int
+    last_seen: float
+    lease_until: float | None = None
+    present: bool = True
+
+
+class Registry:
+    """The devices of one fleet: an id belongs to one install while that is present."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, Device] = {}
+
+    def join(self, device: str, join: Join, now: float) -> bool:
+        """Take a join in; False if the id is in use by another install, which goes on undisturbed."""
+        known = self._devices.get(device)
+        if known is not None and known.present and known.install != join.install:
+            return False
+        lease_until = None if join.lease is None else now + join.lease
+        self._devices[device] = Device(
+            device, join.install, join.nonce, join.examples, now, lease_until=lease_until
+        )
+        return True
+
+    def here(self, device: str, nonce: str, examples: int, now: float) -> bool:
+        """Take a heartbeat in; False if the server does not know this connection and must ask who it is."""
+        known = self._devices.get(device)
+        if known is None or known.nonce != nonce:
+            return False
+        known.last_seen, known.examples, known.present = now, examples, True
+        return True
+
+    def leave(self, device: str, nonce: str) -> bool:
+        """Take a goodbye or a will in; False if it is that of an older connection."""
+        known = self._devices.get(device)
+        if known is None or known.nonce != nonce or not known.present:
+            return False
+        known.present = False
+        return True
+
+    def expire(self, now: float) -> list[str]:
+        """Mark those that have been silent too long as gone; returns their ids."""
+        gone = [d for d in self._devices.values() if d.present and now - d.last_seen > HEARTBEAT * MISSED]
+        for device in gone:
+            device.present = False
+        return [device.id for device in gone]
+
+    def get(self, device: str) -> Device | None:
+        """What is known of a device."""
+        return self._devices.get(device)
+
+    def is_present(self, device: str) -> bool:
+        """Whether the device is there now."""
+        known = self._devices.get(device)
+        return known is not None and known.present
+
+    def holds_lease(self, device: str, now: float) -> bool:
+        """Whether the device, there or not, may still hand in what it took under its lease."""
+        known = self._devices.get(device)
+        return known is not None and known.lease_until is not None and known.lease_until > now
+
+    def present(self, now: float) -> list[str]:
+        """Ids of those present whose lease has not run out, sorted: the same whatever the order of joins."""
+        return sorted(
+            d.id
+            for d in self._devices.values()
+            if d.present and (d.lease_until is None or d.lease_until > now) and d.examples > 0
+        )

@@ -1,0 +1,85 @@
+"""Recompute every model of a run from its log and its kept updates, and compare the bits.
+
+This shares no arithmetic with the coordinator: sums are Python integers, and each strategy is written
+here once more from its definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import RunError
+from edge_sdk.tensors import Array, Tensors, decode, encode, sha256
+from edge_server.config import RunConfig
+from edge_server.store import RoundRow, RunRow, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One round: the model that the run recorded and the one recomputed, as SHA-256."""
+
+    round: int
+    participants: int
+    recorded: str
+    recomputed: str
+
+    @property
+    def same(self) -> bool:
+        """Whether the bits are the same."""
+        return self.recorded == self.recomputed
+
+
+def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
+    """Recompute the rounds of ``run`` one by one.
+
+    Raises:
+        RunError: the run did not keep its updates.
+    """
+    if not run.config.keep_updates:
+        raise RunError(f"run {run.id[:12]} did not keep its updates: serve with --keep-updates to replay")
+    bundle = Bundle.read(store.blob(run.bundle))
+    weights, velocity = bundle.weights, {name: np.float64(0) for name in bundle.weights}
+    for row in store.rounds(run.id):
+        if row.status != "aggregated" or row.model_after is None:
+            continue
+        updates = [
+            (decode(store.blob(u.hash), bundle.manifest.specs), u.examples) for u in store.updates(row)
+        ]
+        weights, velocity = _step(bundle, run.config, row, weights, velocity, updates)
+        yield Replayed(row.round, len(updates), row.model_after, sha256(encode(weights)))
+
+
+def _step(
+    bundle: Bundle,
+    config: RunConfig,
+    row: RoundRow,
+    weights: Tensors,
+    velocity: dict[str, Array],
+    updates: list[tuple[Tensors, int]],
+) -> tuple[Tensors, dict[str, Array]]:
+    new_weights, new_velocity = {}, dict(velocity)
+    for parameter in bundle.manifest.parameters:
+        name, rule = parameter.name, parameter.rule
+        if rule == "counter":
+            new_weights[name] = weights[name] + max((-update[name] for update, _ in updates), key=np.max)
+            continue
+        delta = _mean([(update[name], n) for update, n in updates], row.exponents[rule])
+        step = delta
+        if rule == "mean" and config.strategy == "fedavgm":
+            new_velocity[name] = config.momentum * velocity[name] + delta
+            step = config.server_lr * (config.momentum * new_velocity[name] + delta)
+        new_weights[name] = (weights[name].astype(np.float64) - step).astype(weights[name].dtype)
+    return new_weights, new_velocity
+
+
+def _mean(updates: list[tuple[Array, int]], exponent: int) -> Array:
+    """Σ n·round(Δ·2^e) in Python integers, divided once by 2^e·Σ n."""
+    total = np.zeros(updates[0][0].shape, object)
+    for delta, examples in updates:
+        total = total + np.rint(np.ldexp(delta.astype(np.float64), exponent)).astype(object) * examples
+    count = sum(examples for _, examples in updates)
+    return np.asarray(total.astype(np.float64) / (2.0**exponent * count))

@@ -1,0 +1,402 @@
+"""What a run must not forget, in one database: every transition is durable before it is acknowledged.
+
+SQLite by default, PostgreSQL by URL. Models, states and updates are rows of the same database, so that
+a transition and its bytes are there together or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from edge_sdk.errors import RunError
+from edge_sdk.protocol.messages import Key, Offer, Ref
+from edge_sdk.tensors import sha256
+from edge_server.config import RunConfig
+
+SCHEMA = 1
+
+_tables = sa.MetaData()
+_meta = sa.Table("meta", _tables, sa.Column("schema", sa.Integer, primary_key=True))
+_blobs = sa.Table(
+    "blobs",
+    _tables,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+_runs = sa.Table(
+    "runs",
+    _tables,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("fleet", sa.String(64), nullable=False, index=True),
+    sa.Column("config", sa.LargeBinary, nullable=False),
+    sa.Column("bundle", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(64), nullable=False),
+    sa.Column("round", sa.Integer, nullable=False, default=0),
+    sa.Column("ended", sa.Boolean, nullable=False, default=False),
+    sa.Column("created", sa.Float, nullable=False),
+)
+_rounds = sa.Table(
+    "rounds",
+    _tables,
+    sa.Column("run", sa.String(32), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("wanted", sa.Integer, nullable=False),
+    sa.Column("selected", sa.LargeBinary, nullable=False),
+    sa.Column("exponents", sa.LargeBinary, nullable=False),
+    sa.Column("model_before", sa.String(64), nullable=False),
+    sa.Column("model_after", sa.String(64)),
+    sa.Column("figures", sa.LargeBinary),
+)
+_updates = sa.Table(
+    "updates",
+    _tables,
+    sa.Column("run", sa.String(32), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("examples", sa.BigInteger, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+)
+_published = sa.Table(
+    "published",
+    _tables,
+    sa.Column("fleet", sa.String(64), primary_key=True),
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("ref", sa.LargeBinary, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as it stands in the store: ``round`` rounds are done; hashes name blobs."""
+
+    id: str
+    fleet: str
+    config: RunConfig
+    bundle: str
+    model: str
+    state: str
+    round: int
+    ended: bool
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedUpdate:
+    """An update that counts: its device, the hash of its bytes, its weight n_k, its size in bytes."""
+
+    device: str
+    hash: str
+    examples: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """One attempt at a round; ``status`` is ``open``, ``aggregated`` or ``repeated``."""
+
+    run: str
+    round: int
+    attempt: int
+    status: str
+    wanted: int
+    selected: list[str]
+    exponents: dict[str, int]
+    model_before: str
+    model_after: str | None
+    figures: dict[str, Any] | None
+
+
+class Store:
+    """The durable state of all runs at one URL.
+
+    Args:
+        url: an SQLAlchemy URL; None for SQLite in ``work_dir``.
+        work_dir: made where it is missing.
+        exclusive: take the folder for one server; RunError if another has it.
+
+    Raises:
+        RunError: the database cannot be opened, or is of another schema version.
+    """
+
+    def __init__(self, work_dir: Path, url: str | None = None, *, exclusive: bool = True) -> None:
+        try:
+            work_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = (work_dir / "lock").open("a")
+        except OSError as error:
+            raise RunError(f"the work folder {work_dir} cannot be used: {error.strerror}") from None
+        if exclusive:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self._lock.close()
+                raise RunError(
+                    f"another server is running in {work_dir}: stop it, or give --work-dir"
+                ) from None
+        try:
+            self._engine = sa.create_engine(url or f"sqlite:///{work_dir / 'edge.sqlite'}")
+            if self._engine.dialect.name == "sqlite":
+                sa.event.listen(self._engine, "connect", _make_durable)
+            _tables.create_all(self._engine)
+            self._check_schema()
+        except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
+            self._lock.close()
+            raise RunError(f"the store cannot be opened: {_first_line(error)}") from None
+
+    def close(self) -> None:
+        """Close the database and give the folder back."""
+        self._engine.dispose()
+        self._lock.close()
+
+    def runs(self, fleet: str | None = None) -> list[RunRow]:
+        """All runs, or a fleet's, the oldest first."""
+        query = sa.select(_runs).order_by(_runs.c.created)
+        if fleet is not None:
+            query = query.where(_runs.c.fleet == fleet)
+        with self._engine.connect() as connection:
+            return [_run_row(row) for row in connection.execute(query)]
+
+    def get(self, run: str) -> RunRow:
+        """One run; RunError if there is none."""
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(_runs).where(_runs.c.id == run)).first()
+        if row is None:
+            raise RunError(f"the store has no run {run}")
+        return _run_row(row)
+
+    def begin(self, config: RunConfig, bundle: bytes, model: bytes, state: bytes) -> RunRow:
+        """Record a new run with its first model and state."""
+        row = RunRow(
+            id=secrets.token_hex(16),
+            fleet=config.fleet,
+            config=config,
+            bundle=sha256(bundle),
+            model=sha256(model),
+            state=sha256(state),
+            round=0,
+            ended=False,
+            created=time.time(),
+        )
+        with self._transaction() as connection:
+            for data in (bundle, model, state):
+                _put(connection, data)
+            connection.execute(
+                sa.insert(_runs).values(
+                    id=row.id,
+                    fleet=row.fleet,
+                    config=msgspec.json.encode(config),
+                    bundle=row.bundle,
+                    model=row.model,
+                    state=row.state,
+                    created=row.created,
+                )
+            )
+        return row
+
+    def blob(self, digest: str) -> bytes:
+        """The bytes of a blob; RunError if it is missing or damaged."""
+        with self._engine.connect() as connection:
+            data = connection.execute(sa.select(_blobs.c.data).where(_blobs.c.hash == digest)).scalar()
+        if data is None or sha256(data) != digest:
+            raise RunError(f"the store has lost blob {digest[:12]}: restore it from a backup")
+        return bytes(data)
+
+    def open_round(self, row: RoundRow) -> None:
+        """Record that a cohort is asked."""
+        values = {
+            "run": row.run,
+            "round": row.round,
+            "attempt": row.attempt,
+            "status": row.status,
+            "wanted": row.wanted,
+            "selected": msgspec.json.encode(row.selected),
+            "exponents": msgspec.json.encode(row.exponents),
+            "model_before": row.model_before,
+        }
+        with self._transaction() as connection:
+            connection.execute(sa.insert(_rounds).values(values))
+
+    def set_selected(self, row: RoundRow, selected: list[str]) -> None:
+        """Record replacements."""
+        with self._transaction() as connection:
+            connection.execute(
+                sa.update(_rounds).where(_is_round(row)).values(selected=msgspec.json.encode(selected))
+            )
+
+    def accept(self, device: str, offer: Offer, data: bytes) -> None:
+        """Record an accepted update with its bytes; the receipt may be sent after this."""
+        with self._transaction() as connection:
+            _put(connection, data)
+            connection.execute(
+                sa.insert(_updates).values(
+                    run=offer.run,
+                    round=offer.round,
+                    attempt=offer.attempt,
+                    device=device,
+                    hash=offer.blob.hash,
+                    examples=offer.examples,
+                    size=offer.blob.size,
+                )
+            )
+
+    def updates(self, key: RoundRow | Key) -> list[AcceptedUpdate]:
+        """The accepted updates of an attempt, by device."""
+        query = sa.select(_updates).where(
+            _updates.c.run == key.run, _updates.c.round == key.round, _updates.c.attempt == key.attempt
+        )
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(_updates.c.device))
+            return [AcceptedUpdate(r.device, r.hash, r.examples, r.size) for r in rows]
+
+    def aggregate(self, row: RoundRow, *, model: bytes, state: bytes, old_state: str, keep: bool) -> None:
+        """Record a round's model and state, all in one transaction; forget what is no longer needed."""
+        with self._transaction() as connection:
+            for data in (model, state):
+                _put(connection, data)
+            connection.execute(
+                sa.update(_rounds)
+                .where(_is_round(row))
+                .values(status="aggregated", model_after=sha256(model))
+            )
+            connection.execute(
+                sa.update(_runs)
+                .where(_runs.c.id == row.run)
+                .values(round=row.round, model=sha256(model), state=sha256(state))
+            )
+            # A model or a state may equal the one before it, byte for byte.
+            forgotten = {old_state, row.model_before} - {sha256(model), sha256(state)}
+            if not keep:
+                forgotten |= self._update_hashes(connection, row)
+            connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(forgotten)))
+
+    def set_figures(self, row: RoundRow, figures: dict[str, Any]) -> None:
+        """Record what a round came to."""
+        with self._transaction() as connection:
+            connection.execute(
+                sa.update(_rounds).where(_is_round(row)).values(figures=msgspec.json.encode(figures))
+            )
+
+    def repeat(self, row: RoundRow) -> None:
+        """Record that an attempt has failed; its updates are never aggregated."""
+        with self._transaction() as connection:
+            connection.execute(sa.update(_rounds).where(_is_round(row)).values(status="repeated"))
+            hashes = self._update_hashes(connection, row)
+            connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(hashes)))
+
+    def end(self, run: str) -> None:
+        """Record that all rounds are done."""
+        with self._transaction() as connection:
+            connection.execute(sa.update(_runs).where(_runs.c.id == run).values(ended=True))
+
+    def rounds(self, run: str) -> list[RoundRow]:
+        """All attempts at all rounds of a run, in order."""
+        query = sa.select(_rounds).where(_rounds.c.run == run)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(_rounds.c.round, _rounds.c.attempt))
+            return [_round_row(row) for row in rows]
+
+    def published(self, fleet: str) -> list[Ref]:
+        """What a server has left on the broker, as far as it knows."""
+        query = sa.select(_published.c.ref).where(_published.c.fleet == fleet)
+        with self._engine.connect() as connection:
+            return [msgspec.json.decode(ref, type=Ref) for ref in connection.execute(query).scalars()]
+
+    def set_published(self, fleet: str, refs: list[Ref]) -> None:
+        """Record what is on the broker, before it is put there and after it is cleared."""
+        with self._transaction() as connection:
+            connection.execute(sa.delete(_published).where(_published.c.fleet == fleet))
+            for ref in refs:
+                connection.execute(
+                    sa.insert(_published).values(fleet=fleet, hash=ref.hash, ref=msgspec.json.encode(ref))
+                )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise RunError(
+                f"the store cannot be written ({_first_line(error)}); nothing is lost: free the disk or mend "
+                "the database, then give the same command again"
+            ) from None
+
+    def _check_schema(self) -> None:
+        with self._engine.begin() as connection:
+            found = connection.execute(sa.select(_meta.c.schema)).scalar()
+            if found is None:
+                connection.execute(sa.insert(_meta).values(schema=SCHEMA))
+            elif found != SCHEMA:
+                raise RunError(
+                    f"the store has schema {found}, this server reads {SCHEMA}: use a new --work-dir"
+                )
+
+    def _update_hashes(self, connection: sa.Connection, row: RoundRow) -> set[str]:
+        query = sa.select(_updates.c.hash).where(
+            _updates.c.run == row.run, _updates.c.round == row.round, _updates.c.attempt == row.attempt
+        )
+        return set(connection.execute(query).scalars())
+
+
+def _put(connection: sa.Connection, data: bytes) -> None:
+    digest = sha256(data)
+    if connection.execute(sa.select(_blobs.c.hash).where(_blobs.c.hash == digest)).first() is None:
+        connection.execute(sa.insert(_blobs).values(hash=digest, data=data))
+
+
+def _is_round(row: RoundRow) -> sa.ColumnElement[bool]:
+    return sa.and_(_rounds.c.run == row.run, _rounds.c.round == row.round, _rounds.c.attempt == row.attempt)
+
+
+def _run_row(row: sa.Row[Any]) -> RunRow:
+    return RunRow(
+        id=row.id,
+        fleet=row.fleet,
+        config=msgspec.json.decode(row.config, type=RunConfig),
+        bundle=row.bundle,
+        model=row.model,
+        state=row.state,
+        round=row.round,
+        ended=row.ended,
+        created=row.created,
+    )
+
+
+def _round_row(row: sa.Row[Any]) -> RoundRow:
+    return RoundRow(
+        run=row.run,
+        round=row.round,
+        attempt=row.attempt,
+        status=row.status,
+        wanted=row.wanted,
+        selected=msgspec.json.decode(row.selected, type=list[str]),
+        exponents=msgspec.json.decode(row.exponents, type=dict[str, int]),
+        model_before=row.model_before,
+        model_after=row.model_after,
+        figures=msgspec.json.decode(row.figures) if row.figures else None,
+    )
+
+
+def _make_durable(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]

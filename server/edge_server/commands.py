@@ -110,14 +110,14 @@ def format_round(result: RoundResult, rounds: int) -> str:
     """A round's line for a terminal.
 
     >>> format_round(RoundResult(3, 0, 0.5, 1.25, 4, 400, 2048, 4096, 1.5), 10)
-    'round  3/10  accuracy 50.00 %  loss 1.2500  4 devices  up 2.0 KB  down 4.0 KB  1.5 s'
+    'round  3/10  accuracy 50.00 %  loss 1.250  4 devices  ↑2 ↓4 KB  1.5 s'
     """
     figures = ""
     if result.accuracy is not None and result.loss is not None:
-        figures = f"accuracy {100 * result.accuracy:5.2f} %  loss {result.loss:.4f}  "
+        figures = f"accuracy {100 * result.accuracy:5.2f} %  loss {result.loss:.3f}  "
     return (
         f"round {result.round:>{len(str(rounds))}}/{rounds}  {figures}{result.participants} devices  "
-        f"up {result.bytes_up / 1024:.1f} KB  down {result.bytes_down / 1024:.1f} KB  {result.seconds:.1f} s"
+        f"↑{result.bytes_up / 1024:.0f} ↓{result.bytes_down / 1024:.0f} KB  {result.seconds:.1f} s"
     )
 
 

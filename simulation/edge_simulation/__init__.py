@@ -9,14 +9,13 @@ if TYPE_CHECKING:
     from edge_simulation.broker import EmbeddedBroker, MosquittoBroker
     from edge_simulation.datasets import TrainTest, load_train_test
     from edge_simulation.partition import Partition, dirichlet_hsu, iid, plot_histogram
-    from edge_simulation.report import Report, RoundResult, RunResult, summary, write_report
+    from edge_simulation.report import Report, RunResult, summary, write_report
 
 __all__ = [
     "EmbeddedBroker",
     "MosquittoBroker",
     "Partition",
     "Report",
-    "RoundResult",
     "RunResult",
     "TrainTest",
     "dirichlet_hsu",
@@ -31,7 +30,7 @@ _NAMES = {
     "broker": ("EmbeddedBroker", "MosquittoBroker"),
     "datasets": ("TrainTest", "load_train_test"),
     "partition": ("Partition", "dirichlet_hsu", "iid", "plot_histogram"),
-    "report": ("Report", "RoundResult", "RunResult", "summary", "write_report"),
+    "report": ("Report", "RunResult", "summary", "write_report"),
 }
 
 

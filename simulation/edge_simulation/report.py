@@ -13,27 +13,10 @@ import numpy as np
 from edge_sdk.errors import DataError
 from edge_sdk.files import write_atomically
 from edge_sdk.tensors import Array
+from edge_server import RoundResult
 from edge_simulation.charts import Line, line_chart, stacked_bars
 
 MAX_TABLE_CLASSES = 30
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """One round: what the new model scores on the server's test set, and what the round cost.
-
-    ``accuracy`` is in [0, 1], ``loss`` the mean cross-entropy in nats (NaN where it was not measured),
-    ``participants`` the devices whose update counted, ``bytes_up`` and ``bytes_down`` the sums over all
-    devices in this round, ``seconds`` its wall time.
-    """
-
-    round: int
-    accuracy: float
-    loss: float
-    participants: int
-    bytes_up: int
-    bytes_down: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +34,7 @@ class RunResult:
     @property
     def final_accuracy(self) -> float:
         """Accuracy after the last round, NaN without rounds."""
-        return self.rounds[-1].accuracy if self.rounds else math.nan
+        return _or_nan(self.rounds[-1].accuracy) if self.rounds else math.nan
 
     @property
     def bytes_total(self) -> int:
@@ -106,6 +89,10 @@ class Report:
         return len(self.class_names)
 
 
+def _or_nan(figure: float | None) -> float:
+    return math.nan if figure is None else figure
+
+
 def summary(report: Report) -> dict[str, Any]:
     """The figures of a report, ready for JSON; runs by their label in lower case, NaN as None."""
     return {
@@ -115,8 +102,8 @@ def summary(report: Report) -> dict[str, Any]:
                 "rounds": [
                     {
                         "round": each.round,
-                        "accuracy": _finite(each.accuracy),
-                        "loss": _finite(each.loss),
+                        "accuracy": each.accuracy,
+                        "loss": each.loss,
                         "participants": each.participants,
                         "bytes_up": each.bytes_up,
                         "bytes_down": each.bytes_down,
@@ -167,10 +154,12 @@ def _charts(report: Report) -> dict[str, str]:
     by_round, loss, by_bytes = [], [], []
     for run in report.runs:
         moved = np.cumsum([each.bytes_up + each.bytes_down for each in run.rounds]) / 1e6
-        by_round.append(Line(run.label, [(each.round, each.accuracy) for each in run.rounds]))
-        loss.append(Line(run.label, [(each.round, each.loss) for each in run.rounds]))
+        by_round.append(Line(run.label, [(each.round, _or_nan(each.accuracy)) for each in run.rounds]))
+        loss.append(Line(run.label, [(each.round, _or_nan(each.loss)) for each in run.rounds]))
         by_bytes.append(
-            Line(run.label, [(x, e.accuracy) for x, e in zip(moved.tolist(), run.rounds, strict=True)])
+            Line(
+                run.label, [(x, _or_nan(e.accuracy)) for x, e in zip(moved.tolist(), run.rounds, strict=True)]
+            )
         )
     accuracy = "Test accuracy, %"
     return {
@@ -219,12 +208,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}" if math.isfinite(value) else "–"
+def _percent(value: float | None) -> str:
+    return f"{100 * value:.1f}" if value is not None and math.isfinite(value) else "–"
 
 
-def _decimal(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else "–"
+def _decimal(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None and math.isfinite(value) else "–"
 
 
 def _size(value: int) -> str:

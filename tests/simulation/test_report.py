@@ -19,7 +19,7 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 def run(label, *accuracies, loss=1.25):
     rounds = tuple(
-        RoundResult(number, accuracy, loss, 4, 1_000_000, 500_000, 2.5)
+        RoundResult(number, 0, accuracy, loss, 4, 400, 1_000_000, 500_000, 2.5)
         for number, accuracy in enumerate(accuracies, 1)
     )
     return RunResult(label, {"Momentum": label[6:] or "0"}, rounds, np.array([[417, 3], [29, 371]]))

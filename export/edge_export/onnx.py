@@ -32,6 +32,10 @@ IR_VERSION = 10
 MAX_BATCH = 1 << 16
 
 
+RANDOM_OPERATORS = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
 _BATCH_BRANCH = "the forward pass branches on the size of the batch, or fixes it: the programs take any size"
 
 
@@ -155,6 +159,10 @@ def _clean(model: onnx.ModelProto) -> onnx.ModelProto:
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ""
+    for value in (*graph.input, *graph.output):
+        for extent in value.type.tensor_type.shape.dim:
+            if extent.dim_param:  # a symbol of the tracer's, s40 say
+                extent.dim_param = "batch"
     for domain in [opset for opset in model.opset_import if opset.domain]:
         model.opset_import.remove(domain)
     model.ir_version = IR_VERSION
@@ -162,6 +170,11 @@ def _clean(model: onnx.ModelProto) -> onnx.ModelProto:
     foreign = sorted({f"{node.domain}::{node.op_type}" for node in graph.node if node.domain})
     if foreign or model.functions:
         raise OperatorError((foreign or ["a function"])[0])
+    if random := sorted({node.op_type for node in graph.node} & RANDOM_OPERATORS):
+        raise ExportError(
+            f"the model draws random numbers ({random[0]}), which would be the same in every session: "
+            "use nn.Dropout, whose noise is an input"
+        )
     return model
 
 

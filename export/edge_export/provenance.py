@@ -36,10 +36,10 @@ def running_modules(model: nn.Module) -> Iterator[list[str]]:
 def module_of(classifier: Classifier, operator: str) -> str | None:
     """Path of the first module that runs ``operator`` (``aten.gelu_backward``) or what it differentiates."""
     with running_modules(classifier.model) as stack, _Origins(stack) as origins, torch.no_grad():
-        classifier.model.eval()(torch.zeros(2, *classifier.input_shape))
-    name = operator.split(".")[1] if "." in operator else operator
-    found: str | None = origins.first.get(name) or origins.first.get(name.split("_backward")[0])
-    return found
+        classifier.model.train()(torch.zeros(2, *classifier.input_shape))
+    name = operator.split(".")[1]
+    sources = [source for source in origins.first if name.startswith(source.rstrip("_"))]
+    return origins.first[max(sources, key=len)] if sources else None
 
 
 class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,16 +7,24 @@ no ONNX translation, or a slow one in ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
 from edge_export.decompositions import activations, convolution, pooling
 
 aten = torch.ops.aten
+
+
+def _zeros(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:
+    """Memory that PyTorch's ``1 - x`` (in SiLU's gradient) is about to fill; in ONNX all memory is filled."""
+    del physical_layout
+    return torch.zeros(size, **options)
+
 
 OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.convolution_backward.default: convolution.backward,
@@ -26,6 +34,7 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._adaptive_avg_pool2d_backward.default: pooling.adaptive_average_backward,
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,
+    aten.empty_permuted.default: _zeros,
 }
 
 # The indices that these exchange are ONNX's, which count over the whole tensor: see onnx_operators.py.

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 
-class DigitsCNN(nn.Sequential):
-    """For small images, the 8 x 8 digits of scikit-learn above all; 39,000 weights there.
+class _TwoConvolutions(nn.Module):
+    """Two convolutions (16, 32 channels), each with ReLU and 2x2 max pooling; then 64 units."""
 
-    Two 3x3 convolutions (16, 32 channels), each with ReLU and 2x2 max pooling; then 64 units.
+    def __init__(self, input_shape: tuple[int, int, int], classes: int, kernel: int) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.conv1 = nn.Conv2d(channels, 16, kernel, padding=kernel // 2)
+        self.conv2 = nn.Conv2d(16, 32, kernel, padding=kernel // 2)
+        self.hidden = nn.Linear(32 * (height // 4) * (width // 4), 64)
+        self.head = nn.Linear(64, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What enters the head: float32 [B, 64] from images [B, C, H, W]."""
+        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        return functional.relu(self.hidden(x.flatten(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, float32 [B, classes], of images [B, C, H, W]."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+class DigitsCNN(_TwoConvolutions):
+    """With 3x3 kernels, for small images: 13,706 weights for the 8 x 8 digits of scikit-learn.
 
     Args:
         channels: of the input.
@@ -19,13 +41,11 @@ class DigitsCNN(nn.Sequential):
     """
 
     def __init__(self, channels: int = 1, height: int = 8, width: int = 8, classes: int = 10) -> None:
-        super().__init__(*_layers((channels, height, width), classes, kernel=3))
+        super().__init__((channels, height, width), classes, kernel=3)
 
 
-class ImageCNN(nn.Sequential):
-    """For 28 x 28 and 32 x 32 images; the CNN of McMahan et al. (arXiv 1602.05629), half as wide or less.
-
-    Two 5x5 convolutions (16, 32 channels), each with ReLU and 2x2 max pooling; then 64 units.
+class ImageCNN(_TwoConvolutions):
+    """With 5x5 kernels, for 28 x 28 and 32 x 32 images: McMahan et al.'s CNN (arXiv 1602.05629), narrower.
 
     Args:
         channels: of the input.
@@ -35,7 +55,7 @@ class ImageCNN(nn.Sequential):
     """
 
     def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
-        super().__init__(*_layers((channels, height, width), classes, kernel=5))
+        super().__init__((channels, height, width), classes, kernel=5)
 
 
 def make_cnn(input_shape: tuple[int, int, int], classes: int, seed: int = 0) -> nn.Module:
@@ -50,19 +70,3 @@ def make_cnn(input_shape: tuple[int, int, int], classes: int, seed: int = 0) -> 
         torch.manual_seed(seed)
         kind = DigitsCNN if min(input_shape[1:]) < 16 else ImageCNN
         return kind(*input_shape, classes)
-
-
-def _layers(input_shape: tuple[int, int, int], classes: int, kernel: int) -> list[nn.Module]:
-    channels, height, width = input_shape
-    return [
-        nn.Conv2d(channels, 16, kernel, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, kernel, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), 64),
-        nn.ReLU(),
-        nn.Linear(64, classes),
-    ]

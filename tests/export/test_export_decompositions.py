@@ -1,0 +1,121 @@
+"""Each formulation of a gradient against PyTorch's autograd in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_export.decompositions import activations, convolution, pooling
+from edge_export.decompositions.convolution import Geometry
+
+torch.manual_seed(0)
+
+# name: batch, channels, out channels, height, width, kernel, stride, padding, dilation, groups
+CONVOLUTIONS = {
+    "odd map, stride 2": (2, 3, 4, 9, 7, (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    "a row that no window reaches": (2, 3, 4, 8, 10, (3, 3), (2, 3), (0, 0), (1, 1), 1),
+    "batch of 1, many channels": (1, 16, 5, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "many channels, stride 2, dilated": (3, 17, 4, 11, 9, (3, 2), (2, 1), (2, 1), (2, 2), 1),
+    "1x1, large map": (2, 3, 4, 9, 7, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1, small map": (2, 16, 24, 2, 2, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1, stride 2": (2, 3, 4, 9, 7, (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    "depthwise": (2, 6, 6, 9, 7, (3, 3), (1, 1), (1, 1), (1, 1), 6),
+    "depthwise, stride 2, dilated": (2, 6, 6, 10, 9, (3, 3), (2, 2), (2, 2), (2, 2), 6),
+    "depthwise, padding beyond the kernel": (2, 4, 4, 5, 5, (2, 2), (1, 1), (2, 2), (1, 1), 4),
+    "two channels out for each in": (2, 4, 8, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    "groups": (3, 6, 9, 8, 7, (3, 3), (2, 1), (1, 0), (1, 1), 3),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution_gradients_are_autograds(case):
+    batch, channels, out, height, width, kernel, stride, padding, dilation, groups = CONVOLUTIONS[case]
+    x = torch.randn(batch, channels, height, width, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out, channels // groups, *kernel, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(out, dtype=torch.float64, requires_grad=True)
+    output = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    grad = torch.randn_like(output)
+    expected = torch.autograd.grad(output, [x, weight, bias], grad)
+    found = convolution.backward(
+        grad, x, weight, [out], stride, padding, dilation, False, [0, 0], groups, [True, True, True]
+    )
+    for actual, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, reference)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        convolution.tapwise_weight_gradient,
+        convolution.rowwise_weight_gradient,
+        convolution.swapped_weight_gradient,
+    ],
+)
+def test_every_dense_form_of_the_weight_gradient_agrees(form):
+    x = torch.randn(3, 5, 9, 8, dtype=torch.float64)
+    weight = torch.randn(4, 5, 3, 2, dtype=torch.float64, requires_grad=True)
+    geometry = Geometry((2, 1), (1, 2), (1, 2), 1)
+    output = functional.conv2d(x, weight, None, *geometry)
+    grad = torch.randn_like(output)
+    (expected,) = torch.autograd.grad(output, [weight], grad)
+    torch.testing.assert_close(form(grad, x, weight, geometry), expected)
+
+
+AVERAGES = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": 1, "padding": 1, "count_include_pad": False},
+    {"kernel_size": (3, 2), "stride": 2, "ceil_mode": True},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False},
+    {"kernel_size": 2, "stride": 3, "padding": 1, "ceil_mode": True},
+]
+
+
+@pytest.mark.parametrize("size", [(9, 7), (8, 6)])
+@pytest.mark.parametrize("options", AVERAGES)
+def test_average_pooling_is_torchs(options, size):
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    expected = functional.avg_pool2d(x, **options)
+    kernel, stride, padding = (
+        _pair(options.get(key, default))
+        for key, default in (("kernel_size", 1), ("stride", options["kernel_size"]), ("padding", 0))
+    )
+    rest = (options.get("ceil_mode", False), options.get("count_include_pad", True), None)
+    torch.testing.assert_close(pooling.average(x, kernel, stride, padding, *rest), expected)
+    grad = torch.randn_like(expected)
+    (reference,) = torch.autograd.grad(expected, [x], grad)
+    torch.testing.assert_close(pooling.average_backward(grad, x, kernel, stride, padding, *rest), reference)
+
+
+@pytest.mark.parametrize("out", [(1, 1), (3, 2), (7, 7), (12, 4)])
+def test_adaptive_average_pooling_is_torchs(out):
+    x = torch.randn(2, 3, 9, 7, dtype=torch.float64, requires_grad=True)
+    expected = functional.adaptive_avg_pool2d(x, out)
+    torch.testing.assert_close(pooling.adaptive_average(x, out), expected)
+    grad = torch.randn_like(expected)
+    (reference,) = torch.autograd.grad(expected, [x], grad)
+    torch.testing.assert_close(pooling.adaptive_average_backward(grad, x), reference)
+
+
+def test_relu_gradient_is_autograds_at_the_kink_too():
+    x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    grad = torch.tensor([3.0, 4.0, 5.0])
+    (expected,) = torch.autograd.grad(functional.relu(x), [x], grad)
+    assert torch.equal(activations.threshold_backward(grad, x.detach(), 0), expected)
+
+
+def test_relu6_gradient_is_autograds_at_both_kinks_too():
+    x = torch.tensor([-1.0, 0.0, 2.0, 6.0, 7.0], requires_grad=True)
+    grad = torch.arange(1.0, 6.0)
+    (expected,) = torch.autograd.grad(functional.relu6(x), [x], grad)
+    assert torch.equal(activations.hardtanh_backward(grad, x.detach(), 0, 6), expected)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def test_float32_stays_float32():
+    x = torch.randn(1, 1, 4, 4)
+    result: Tensor = pooling.average(x, (2, 2))
+    assert result.dtype == torch.float32

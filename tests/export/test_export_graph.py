@@ -1,0 +1,80 @@
+"""What the ONNX files are made of: any stock ONNX Runtime must run them, and nothing else may be in them."""
+
+import subprocess
+import sys
+
+import onnx
+import pytest
+
+from edge_sdk.bundle import Bundle
+
+METHODS = ("train", "evaluate", "predict", "embed")
+
+
+@pytest.fixture(scope="module", params=["digits", "depthwise"])
+def bundle(request) -> Bundle:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_operator_is_a_standard_one_that_onnxruntime_1_20_reads(bundle, method):
+    model = onnx.load_model_from_string(bundle.program("onnx", method))
+    onnx.checker.check_model(model, full_check=True)
+    assert model.ir_version <= 10
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
+    assert {node.domain for node in model.graph.node} == {""}
+    assert not model.functions
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_metadata_and_no_path_of_a_source_file_is_left(bundle, method):
+    data = bundle.program("onnx", method)
+    model = onnx.load_model_from_string(data)
+    parts = [model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output]
+    assert not any(part.metadata_props or part.doc_string for part in parts)
+    assert not model.graph.value_info
+    assert b".py" not in data
+    assert b"site-packages" not in data
+
+
+def test_every_weight_enters_and_leaves_the_train_program(bundle):
+    graph = onnx.load_model_from_string(bundle.program("onnx", "train")).graph
+    names = {parameter.name for parameter in bundle.manifest.parameters}
+    noise = {noise.name for noise in bundle.manifest.noise}
+    others = {"x", "y", "sample_weight", "lr", "weight_decay"} | noise
+    assert {value.name for value in graph.input} == {f"weights/{name}" for name in names} | others
+    assert {value.name for value in graph.output} == {f"new/{name}" for name in names} | {
+        "loss_sum",
+        "correct",
+    }
+    assert not {f"weights/{name}" for name in names} & {value.name for value in graph.initializer}
+
+
+def test_inputs_and_outputs_have_the_declared_types_and_a_free_batch(bundle):
+    graph = onnx.load_model_from_string(bundle.program("onnx", "train")).graph
+    types = {value.name: value.type.tensor_type for value in [*graph.input, *graph.output]}
+    assert types["x"].elem_type == types["sample_weight"].elem_type == onnx.TensorProto.FLOAT
+    assert types["y"].elem_type == types["correct"].elem_type == onnx.TensorProto.INT64
+    assert all(not types[name].shape.dim for name in ("lr", "weight_decay", "loss_sum", "correct"))
+    assert {types[name].shape.dim[0].dim_param for name in ("x", "y", "sample_weight")} == {"batch"}
+
+
+EXPORT = """
+import sys, torch
+from edge_export import export_bundle
+from edge_export.models import DigitsCNN
+torch.manual_seed(1)
+bundle = export_bundle(DigitsCNN(), (1, 8, 8), mean=[0.3], std=[0.4], name="digits")
+sys.stdout.write(bundle.sha256)
+"""
+
+
+def test_the_same_model_gives_the_same_bytes_in_another_process(digits):
+    other = subprocess.run(
+        [sys.executable, "-c", EXPORT],
+        env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert other.stdout == digits.sha256

@@ -1,0 +1,51 @@
+"""The inference-only file; the oracle is the eager model on images normalised by hand."""
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch_oracle import Run
+
+from edge_export import export_bundle, inference_onnx
+
+
+def test_it_predicts_as_the_eager_model_does_on_raw_images(digits, digits_model, run: Run):
+    images = np.random.default_rng(0).random((5, 1, 8, 8), np.float32)
+    logits = run(inference_onnx(digits), {"x": images})["logits"]
+    with torch.no_grad():
+        expected = digits_model((torch.tensor(images) - 0.3) / 0.4).numpy()
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_each_channel_has_its_own_normalisation(run: Run):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    bundle = export_bundle(model, (3, 2, 2), mean=[0.1, 0.5, 0.9], std=[1.0, 0.5, 0.1])
+    images = np.random.default_rng(0).random((4, 3, 2, 2), np.float32)
+    mean, std = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([1.0, 0.5, 0.1])
+    with torch.no_grad():
+        expected = model((torch.tensor(images) - mean.view(3, 1, 1)) / std.view(3, 1, 1)).numpy()
+    np.testing.assert_allclose(
+        run(inference_onnx(bundle), {"x": images})["logits"], expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_its_weights_are_initialisers_by_their_plain_names(digits, digits_model):
+    graph = onnx.load_model_from_string(inference_onnx(digits)).graph
+    assert [value.name for value in graph.input] == ["x"]
+    stored = {value.name: numpy_helper.to_array(value) for value in graph.initializer}
+    for name, tensor in digits_model.state_dict().items():
+        assert np.array_equal(stored[name], tensor.numpy())
+
+
+def test_taking_it_needs_no_torch(digits, tmp_path):
+    digits.write(tmp_path / "digits.edge")
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from edge_export import inference_onnx\n"
+        "from edge_sdk.bundle import Bundle\n"
+        "assert inference_onnx(Bundle.read(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "digits.edge")], check=True)

@@ -1,0 +1,91 @@
+"""Layers as the train program has them, in ONNX Runtime; the oracle is torch.optim.SGD."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch_oracle import Run, assert_steps_like_torch, feed_of, random_batch
+
+from edge_export.classifier import examine
+from edge_export.onnx import lower
+from edge_export.programs import train
+
+
+class Branches(nn.Module):
+    """A concatenation, and a residual sum, of branches that share their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Conv2d(3, 4, 3, padding=1)
+        self.right = nn.Conv2d(3, 4, 5, padding=2)
+        self.head = nn.Linear(8 * 9 * 7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(x)
+        return self.head(torch.cat([left + right, right.tanh()], 1).flatten(1))
+
+
+NETS = {
+    "overlapping and padded pools": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.AvgPool2d(2, stride=1, padding=1, count_include_pad=False),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d((3, 2)),
+        nn.Flatten(),
+        nn.Linear(36, 4),
+    ),
+    "group and layer norm, dilation, groups": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.Sigmoid(),
+        nn.Conv2d(8, 16, 3, dilation=2, padding=2),
+        nn.LayerNorm([16, 7, 5]),
+        nn.Tanh(),
+        nn.Conv2d(16, 8, (3, 2), groups=4, stride=(2, 1)),
+        nn.Flatten(),
+        nn.Linear(96, 4),
+    ),
+    "ReLU6 and a pool that leaves a row": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten(), nn.Linear(72, 4)
+    ),
+    "branches": Branches,
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_step_is_a_step_of_torch_sgd(name, run: Run):
+    torch.manual_seed(3)
+    model = NETS[name]()
+    program = lower(train(examine(model, (3, 9, 7))))
+    for samples in (1, 6):
+        batch = random_batch((3, 9, 7), 4, samples)
+        assert_steps_like_torch(run(program, feed_of(model, batch)), model, batch)
+
+
+def test_dropout_with_noise_is_masking_by_hand(run: Run):
+    class Masked(nn.Module):
+        """The same net with the mask that the noise stands for, at p = 0.25."""
+
+        def __init__(self, net: nn.Sequential, noise: np.ndarray) -> None:
+            super().__init__()
+            self.net, self.mask = net, torch.tensor((noise >= 0.25) / 0.75)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = functional.silu(self.net[1](self.net[0](x)))
+            return self.net[4](hidden * self.mask.to(x.dtype))
+
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(63, 20), nn.SiLU(), nn.Dropout(0.25), nn.Linear(20, 4))
+    noise = np.random.default_rng(0).random((5, 20), np.float32)
+    batch = random_batch((1, 9, 7), 4, 5)
+    program = lower(train(examine(net, (1, 9, 7))))
+    result = run(program, feed_of(net, batch | {"noise0": noise}))
+    renamed = {name.replace("new/", "new/net."): value for name, value in result.items()}
+    assert_steps_like_torch(renamed, Masked(net, noise), batch)
+
+
+def test_dropout_of_channels_takes_one_number_a_channel():
+    net = nn.Sequential(nn.Dropout2d(0.5), nn.Dropout(0.1), nn.Flatten(), nn.Linear(63, 4))
+    assert examine(net, (1, 9, 7)).noise_shapes == ((1, 1, 1), (1, 9, 7))

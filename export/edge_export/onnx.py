@@ -131,20 +131,20 @@ def _one_line_errors() -> Iterator[None]:
             ) from error
         if "ConstraintViolation" in text or "Constraints violated" in text:
             raise ExportError(_BATCH_BRANCH) from error
-        if match := re.search(r"(?:aten|prims|torchvision)[.:]+\w+", _operator_text(chain)):
+        if match := re.search(r"(?:aten|prims|torchvision)[.:]+\w+", _innermost_first(chain)):
             raise OperatorError(match[0].replace("::", ".")) from error
         raise ExportError(f"the model cannot be traced ({(text.strip().splitlines())[0][:200]})") from error
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    links = []
+    links: list[BaseException] = []
     while error is not None and error not in links:
         links.append(error)
         error = error.__cause__ or error.__context__
     return links
 
 
-def _operator_text(chain: list[BaseException]) -> str:
+def _innermost_first(chain: list[BaseException]) -> str:
     return "\n".join(str(link) for link in reversed(chain))
 
 

@@ -1,5 +1,7 @@
 """Exports shared by the tests, and the sessions that run them."""
 
+from functools import cache
+
 import onnxruntime as ort
 import pytest
 import torch

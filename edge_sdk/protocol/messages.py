@@ -16,10 +16,13 @@ from edge_sdk.errors import ProtocolError
 PROTOCOL = 1
 MAX_MESSAGE = 16 << 10
 
+# A bare $ also matches before a line's end.
+_END = r"$(?!\n)"
+
 Text = Annotated[str, Meta(max_length=500)]
-Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Token = Annotated[str, Meta(pattern="^[0-9a-f]{16,32}$")]
-Number = Annotated[str, Meta(pattern=r"^-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?$")]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}" + _END)]
+Token = Annotated[str, Meta(pattern="^[0-9a-f]{16,32}" + _END)]
+Number = Annotated[str, Meta(pattern=r"^-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?" + _END)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[int, Meta(ge=0, le=10_000_000)]
 Log2 = Annotated[int, Meta(ge=-62, le=62)]

@@ -38,11 +38,18 @@ class Cohort:
         cohort._standing = dict.fromkeys(selected, Standing.LOST)
         return cohort
 
-    def call(self) -> list[str]:
-        """Fill the places that are free; returns the devices that are newly asked."""
-        busy = len(self.pending) + len(self.accepted)
-        called = self._candidates[: max(self._asked - busy, 0)]
-        del self._candidates[: len(called)]
+    def call(self, *, returning: bool = False) -> list[str]:
+        """Fill the places that are free; returns the devices that are newly asked.
+
+        Args:
+            returning: ask only those that were asked before and have come back. They are asked first in
+                any case, so that a round whose devices come back keeps them.
+        """
+        free = max(self._asked - len(self.pending) - len(self.accepted), 0)
+        back = [device for device in self._candidates if device in self._standing]
+        new = [device for device in self._candidates if device not in self._standing]
+        called = (back if returning else back + new)[:free]
+        self._candidates = [device for device in self._candidates if device not in called]
         self._standing |= dict.fromkeys(called, Standing.ASKED)
         return called
 

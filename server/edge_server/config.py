@@ -13,8 +13,8 @@ from edge_sdk.errors import RunError
 from edge_sdk.protocol import check_id
 from edge_server.aggregation import Precision, Strategy, fedavg, fedavgm, plan_precision
 
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(gt=0, le=10_000_000)]
+Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,14 +51,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     over_selection: Annotated[float, Meta(ge=1, le=10)] = 1.0
     min_devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     min_participants: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    join_timeout: Positive = 60.0
-    deadline: Positive = 120.0
-    grace: Annotated[float, Meta(ge=0)] = 10.0
-    patience: Positive = 3600.0
+    join_timeout: Seconds = 60.0
+    deadline: Seconds = 120.0
+    grace: Annotated[float, Meta(ge=0, le=10_000_000)] = 10.0
+    patience: Seconds = 3600.0
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 32
-    lr: Positive = 0.05
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    lr: Rate = 0.05
+    weight_decay: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
     decay: Annotated[float, Meta(gt=0, le=1)] = 0.99
     evaluation: Literal["server", "devices", "none"] = "server"
@@ -68,18 +68,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keep_updates: bool = False
 
     def check(self) -> RunConfig:
-        """Return the config if its settings fit one another.
+        """Return the config if its settings are in their ranges and fit one another.
 
         Raises:
             ProtocolError: the fleet's name is not allowed.
-            RunError: participants out of range, or a bound that could overflow the fixed-point sum.
+            RunError: a setting out of its range, or a bound that could overflow the fixed-point sum.
         """
+        try:
+            # A config that was made in Python has not been validated yet.
+            msgspec.convert(msgspec.to_builtins(self), RunConfig)
+        except msgspec.ValidationError as error:
+            raise RunError(f"the run's settings are not valid: {error}") from None
         check_id(self.fleet, "fleet")
         whole = float(self.participants).is_integer() and isinstance(self.participants, int)
         if not (self.participants >= 1 if whole else 0 < self.participants <= 1):
             raise RunError(f"participants is {self.participants}: give a count, or a fraction in (0, 1]")
-
-        self.precision(max(self.min_devices, 1))
+        self.precision(max(self.min_devices, int(self.participants) if whole else 1, 1))
         return self
 
     def cohort_size(self, present: int) -> int:

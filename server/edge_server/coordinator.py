@@ -95,6 +95,7 @@ class Coordinator:
     _evaluating: Future[Evaluation] | None = field(default=None, init=False)
     _seconds: float = field(default=0.0, init=False)
     _exhausted_since: float | None = field(default=None, init=False)
+    _kept_until: float = field(default=0.0, init=False)
     _asked_at: float = field(default=0.0, init=False)
     _model: Ref = field(init=False)
     _bundle_ref: Ref = field(init=False)
@@ -170,6 +171,8 @@ class Coordinator:
                 self._round.add(self.bundle, update, self.store.blob(update.hash))
             self._admission.open(self._round)
             self._phase = Phase.TRAINING
+            # The places are kept for the devices that have them: with those come the same bits.
+            self._kept_until = now + self.run.config.grace
             self.on_status(
                 f"round {last.round} goes on with {len(self._round.cohort.accepted)} updates already here"
             )
@@ -362,7 +365,7 @@ class Coordinator:
         cohort = self._assessment.cohort if self._assessment is not None else self._training().cohort
         if cohort.complete or now >= self._deadline():
             return True
-        called = cohort.call()
+        called = cohort.call(returning=now < self._kept_until)
         if called and self._phase == Phase.TRAINING:
             self.store.set_selected(self._training().row, cohort.selected)
         if called:
@@ -412,7 +415,7 @@ class Coordinator:
             cancel = Cancel(run=row.run, round=row.round, attempt=row.attempt, reason=reason)
             self._desk.tell(device, cancel)
         self._admission.close()
-        self._exhausted_since = None
+        self._exhausted_since, self._kept_until = None, 0.0
 
     def _begin_evaluation(self, now: float) -> None:
         where, row = self.run.config.evaluation, self._training().row

@@ -156,6 +156,9 @@ class Store:
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             self._lock.close()
             raise RunError(f"the store cannot be opened: {_first_line(error)}") from None
+        except RunError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the database and give the folder back."""
@@ -281,7 +284,7 @@ class Store:
             forgotten = {old_state, row.model_before} - {sha256(model), sha256(state)}
             if not keep:
                 forgotten |= self._update_hashes(connection, row)
-            connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(forgotten)))
+            _forget(connection, forgotten, row)
 
     def set_figures(self, row: RoundRow, figures: dict[str, Any]) -> None:
         """Record what a round came to."""
@@ -295,7 +298,7 @@ class Store:
         with self._transaction() as connection:
             connection.execute(sa.update(_rounds).where(_is_round(row)).values(status="repeated"))
             hashes = self._update_hashes(connection, row)
-            connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(hashes)))
+            _forget(connection, hashes, row)
 
     def end(self, run: str) -> None:
         """Record that all rounds are done."""
@@ -356,6 +359,15 @@ def _put(connection: sa.Connection, data: bytes) -> None:
     digest = sha256(data)
     if connection.execute(sa.select(_blobs.c.hash).where(_blobs.c.hash == digest)).first() is None:
         connection.execute(sa.insert(_blobs).values(hash=digest, data=data))
+
+
+def _forget(connection: sa.Connection, hashes: set[str], row: RoundRow) -> None:
+    """Delete blobs of a round, except those that another round or run has with the same bytes."""
+    needed = [sa.select(column) for column in (_runs.c.bundle, _runs.c.model, _runs.c.state)]
+    other = sa.or_(_updates.c.run != row.run, _updates.c.round != row.round)
+    needed.append(sa.select(_updates.c.hash).where(other))
+    unused = [_blobs.c.hash.not_in(query) for query in needed]
+    connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(hashes), *unused))
 
 
 def _is_round(row: RoundRow) -> sa.ColumnElement[bool]:

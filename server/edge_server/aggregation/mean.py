@@ -18,6 +18,8 @@ from edge_sdk.tensors import Array, Tensors, TensorSpec
 HEADROOM = 62
 """bound · 2^exponent · Σ counts stays below 2^62, so that an int64 sum can never wrap."""
 MIN_EXPONENT = 16
+MAX_EXPONENT = 62
+"""The largest that a task may announce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def plan_precision(bounds: Mapping[str, int], *, largest_total: int) -> Precisio
                 f"a bound of 2^{bound} for {rule} tensors over {largest_total} examples leaves {exponent} "
                 f"fractional bits, fewer than {MIN_EXPONENT}: lower the bound or max_examples"
             )
-        exponents[rule] = exponent
+        exponents[rule] = min(exponent, MAX_EXPONENT)
     return Precision(dict(bounds), exponents)
 
 

@@ -1,0 +1,105 @@
+"""Who is there: connections, installs, leases, silence."""
+
+from edge_sdk.protocol.messages import Join
+from edge_server.registry import HEARTBEAT, MISSED, Registry
+
+SILENCE = HEARTBEAT * MISSED
+
+
+def join(install="a", nonce="1", examples=10, lease=None):
+    return Join(sdk="0", install=install * 32, nonce=nonce * 16, examples=examples, lease=lease)
+
+
+def registry(**arguments):
+    made = Registry()
+    assert made.join("d", join(**arguments), 0.0)
+    return made
+
+
+def test_a_device_that_joins_is_present():
+    assert registry().present(0.0) == ["d"]
+
+
+def test_an_id_in_use_by_another_install_is_refused_and_the_first_goes_on():
+    made = registry()
+    assert not made.join("d", join(install="b", nonce="2"), 1.0)
+    assert made.get("d").nonce == "1" * 16
+
+
+def test_the_same_install_may_connect_anew():
+    made = registry()
+    assert made.join("d", join(nonce="2"), 1.0)
+
+
+def test_the_will_of_an_old_connection_does_not_end_the_new_one():
+    made = registry()
+    made.join("d", join(nonce="2"), 1.0)
+    assert not made.leave("d", "1" * 16)
+    assert made.is_present("d")
+
+
+def test_a_device_that_has_left_gives_its_id_free():
+    made = registry()
+    assert made.leave("d", "1" * 16)
+    assert made.join("d", join(install="b", nonce="2"), 1.0)
+
+
+def test_a_goodbye_counts_once():
+    made = registry()
+    made.leave("d", "1" * 16)
+    assert not made.leave("d", "1" * 16)
+
+
+def test_a_silent_device_is_gone_after_three_heartbeats():
+    made = registry()
+    assert made.expire(float(SILENCE)) == []
+    assert made.expire(SILENCE + 1.0) == ["d"]
+    assert made.expire(SILENCE + 2.0) == []
+    assert made.present(SILENCE + 2.0) == []
+
+
+def test_a_heartbeat_keeps_a_device_and_tells_the_size_of_its_data():
+    made = registry()
+    assert made.here("d", "1" * 16, 25, float(SILENCE))
+    assert made.expire(SILENCE + 1.0) == []
+    assert made.get("d").examples == 25
+
+
+def test_a_heartbeat_brings_back_a_device_that_was_silent():
+    made = registry()
+    made.expire(SILENCE + 1.0)
+    assert made.here("d", "1" * 16, 10, SILENCE + 2.0)
+    assert made.is_present("d")
+
+
+def test_a_heartbeat_of_an_unknown_connection_is_told_apart():
+    made = registry()
+    assert not made.here("d", "2" * 16, 10, 1.0)
+    assert not made.here("stranger", "1" * 16, 10, 1.0)
+
+
+def test_a_lease_that_has_run_out_is_not_selected():
+    made = registry(lease=30)
+    assert made.present(29.0) == ["d"]
+    assert made.present(30.0) == []
+
+
+def test_a_device_under_lease_may_hand_in_after_it_has_left():
+    made = registry(lease=30)
+    made.leave("d", "1" * 16)
+    assert made.holds_lease("d", 29.0)
+    assert not made.holds_lease("d", 31.0)
+
+
+def test_a_device_without_data_is_not_selected():
+    assert registry(examples=0).present(0.0) == []
+
+
+def test_the_order_of_joins_does_not_show():
+    orders = []
+    for names in ("abc", "cab"):
+        made = Registry()
+        for name in names:
+            made.join(name, join(), 0.0)
+        orders.append(made.present(0.0))
+    assert orders[0] == orders[1]

@@ -1,0 +1,126 @@
+"""A device's work folder: kept over restarts, whole, one client's."""
+
+import os
+
+import pytest
+
+from edge_sdk.errors import ProtocolError, RunError
+from edge_sdk.protocol import reference
+from edge_sdk.protocol.messages import Offer
+from edge_sdk.tensors import sha256
+from edge_sdk.workspace import KEPT_BLOBS, Newest, Workspace
+
+
+def offer_of(data):
+    ref = reference(data)
+    return Offer(run="a" * 32, round=2, attempt=1, blob=ref, examples=5, loss="0.5", correct=1, seen=5)
+
+
+def reopened(space):
+    space.close()
+    return Workspace(space.path)
+
+
+@pytest.fixture
+def space(tmp_path):
+    opened = Workspace(tmp_path / "device")
+    yield opened
+    opened.close()
+
+
+def test_an_id_is_made_once_and_kept(space):
+    made = space.device_id(None)
+    assert reopened(space).device_id(None) == made
+
+
+def test_the_apps_own_id_wins(space):
+    space.device_id(None)
+    assert space.device_id("mine") == "mine"
+
+
+def test_an_id_that_may_not_stand_in_a_topic_is_refused(space):
+    with pytest.raises(ProtocolError, match="not allowed"):
+        space.device_id("a/b")
+
+
+def test_two_folders_are_two_installs(space, tmp_path):
+    other = Workspace(tmp_path / "other")
+    assert other.install != space.install
+    assert reopened(other).install == other.install
+
+
+def test_a_second_client_is_told_that_the_folder_is_in_use(space):
+    with pytest.raises(RunError, match="in use by another device"):
+        Workspace(space.path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file/device cannot be used"):
+        Workspace(tmp_path / "file" / "device")
+
+
+def test_a_blob_is_found_by_its_sha256(space):
+    assert space.blob(space.keep(b"model")) == b"model"
+
+
+def test_a_damaged_blob_is_as_good_as_none(space):
+    digest = space.keep(b"model")
+    (space.path / "blobs" / digest).write_bytes(b"mode")
+    assert space.blob(digest) is None
+    assert not (space.path / "blobs" / digest).exists()
+
+
+@pytest.mark.parametrize("digest", ["../../etc/passwd", "A" * 64, "0" * 63, ""])
+def test_what_is_no_hash_names_no_file(space, digest):
+    with pytest.raises(ProtocolError, match="not a SHA-256"):
+        space.blob(digest)
+
+
+def test_the_least_recently_used_blob_goes_first(space):
+    digests = []
+    for number in range(KEPT_BLOBS):
+        digests.append(space.keep(bytes([number])))
+        os.utime(space.path / "blobs" / digests[-1], (number, number))
+    space.blob(digests[0])
+    space.keep(b"one more")
+    assert space.blob(digests[0]) is not None
+    assert space.blob(digests[1]) is None
+
+
+def test_what_is_referenced_is_never_removed(space):
+    bundle, model = space.keep(b"bundle"), space.keep(b"model")
+    space.set_newest(Newest(bundle, model))
+    space.set_pending(offer_of(b"update"), b"update")
+    for path in (space.path / "blobs").iterdir():
+        os.utime(path, (0, 0))
+    for number in range(3 * KEPT_BLOBS):
+        space.keep(bytes([number]))
+    assert all(space.blob(digest) for digest in (bundle, model, sha256(b"update")))
+
+
+def test_the_number_of_blobs_is_bounded(space):
+    for number in range(50):
+        space.keep(bytes([number]))
+    assert len(list((space.path / "blobs").iterdir())) <= KEPT_BLOBS
+
+
+def test_a_finished_update_survives_a_restart(space):
+    space.set_pending(offer_of(b"update"), b"update")
+    again = reopened(space)
+    assert again.pending == offer_of(b"update")
+    assert again.blob(again.pending.blob.hash) == b"update"
+
+
+def test_an_update_with_a_receipt_is_forgotten(space):
+    space.set_pending(offer_of(b"update"), b"update")
+    space.clear_pending()
+    space.clear_pending()
+    assert space.pending is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"{}", b"\xff", b'{"type":"join"}', b"[" * 5000])
+def test_a_damaged_note_counts_as_none(space, text):
+    (space.path / "pending.json").write_bytes(text)
+    (space.path / "newest.json").write_bytes(text)
+    assert (space.pending, space.newest) == (None, None)

@@ -13,6 +13,14 @@ from edge_sdk.errors import EdgeError
 
 GROUP = "edge_sdk.commands"
 
+_MODULES_OF_EXTRA = {
+    "onnx": {"onnxruntime"},
+    "images": {"PIL"},
+    "server": {"sqlalchemy", "tomli"},
+    "export": {"torch", "onnx", "onnxscript"},
+    "simulation": {"amqtt", "jinja2", "rich", "sklearn"},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -38,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if chosen is None:
                     parsers.add_parser(name, help=f"(not installed: {error.name} is missing)")
                     continue
-                raise EdgeError(_missing(name, error)) from None
+                raise
             sub = parsers.add_parser(name, help=command.help, description=command.help)
             command.configure(sub)
             sub.set_defaults(run=command.run)
@@ -50,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(options)
     except EdgeError as error:
         print(f"edge-sdk: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"edge-sdk: {_missing(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -66,9 +77,12 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argpa
     return parser, parser.add_subparsers(metavar="COMMAND")
 
 
-def _missing(command: str, error: ModuleNotFoundError) -> str:
-    extra = {"export": "export", "demo": "simulation", "device": "onnx"}.get(command, "server")
-    return f"'{command}' needs {error.name}, which is not installed: pip install 'edge-sdk-fl[{extra}]'"
+def _missing(error: ModuleNotFoundError) -> str:
+    top = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in _MODULES_OF_EXTRA.items() if top in modules), None)
+    if extra is None:
+        raise error
+    return f"this needs {top}, which is not installed: pip install 'edge-sdk-fl[{extra}]'"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -21,7 +20,8 @@ Rule: TypeAlias = Literal["mean", "statistic", "counter"]
 """How the server aggregates a tensor.
 
 ``mean`` is a trainable parameter: averaged, with server momentum. ``statistic`` is a running mean or
-variance: averaged, never with momentum. ``counter`` is an integer: the largest advance, never a float.
+variance, or a frozen parameter: averaged, never with momentum. ``counter`` is an integer: the largest
+advance, never a float.
 """
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
@@ -142,8 +142,14 @@ def _check_consistency(manifest: Manifest) -> None:
             raise BundleError(f"parameter {parameter.name!r} declares {elements} elements, over the limit")
         if (parameter.dtype == "int64") != (parameter.rule == "counter"):
             raise BundleError(f"parameter {parameter.name!r}: rule {parameter.rule} does not fit its dtype")
-    if not set(manifest.head) <= set(names):
-        raise BundleError("manifest.json names a head that is not among its parameters")
+    if any("/" in name for name in names):
+        raise BundleError("manifest.json names a parameter with a '/', by which programs tell inputs apart")
+    shapes = {parameter.name: parameter.shape for parameter in manifest.parameters}
+    linear = [(manifest.classes, manifest.feature_size), (manifest.classes,)]
+    if not manifest.head or [shapes.get(name) for name in manifest.head] != linear[: len(manifest.head)]:
+        raise BundleError("manifest.json names a head that is not linear from its features to its classes")
+    if 0 in manifest.input.shape:
+        raise BundleError("manifest.json gives an input without pixels")
     channels = manifest.input.shape[0]
     if len(manifest.input.mean) != channels or len(manifest.input.std) != channels:
         raise BundleError(f"manifest.json must give mean and std for {channels} channels")
@@ -151,5 +157,5 @@ def _check_consistency(manifest: Manifest) -> None:
         raise BundleError("manifest.json gives a standard deviation that is not above 0")
     if manifest.class_names and len(manifest.class_names) != manifest.classes:
         raise BundleError(f"manifest.json names {len(manifest.class_names)} of {manifest.classes} classes")
-    if not all(re.fullmatch(r"noise\d+", noise.name) for noise in manifest.noise):
-        raise BundleError("manifest.json names a noise input that is not noise0, noise1, …")
+    if [noise.name for noise in manifest.noise] != [f"noise{i}" for i in range(len(manifest.noise))]:
+        raise BundleError("manifest.json must name its noise inputs noise0, noise1, … in order")

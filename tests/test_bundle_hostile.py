@@ -56,9 +56,10 @@ def with_manifest(**changes: object) -> bytes:
     return zipped(members)
 
 
-def with_parameter(**changes: object) -> bytes:
+def with_parameter(index: int = 0, **changes: object) -> bytes:
     parameters = json.loads(members_of(honest())["manifest.json"])["parameters"]
-    return with_manifest(parameters=[{**parameters[0], **changes}, parameters[1]])
+    parameters[index] |= changes
+    return with_manifest(parameters=parameters)
 
 
 def test_an_honest_bundle_is_read():
@@ -169,7 +170,11 @@ HOSTILE_MANIFESTS = {
     "giant extent": (lambda: with_parameter(shape=[1 << 62]), "not valid"),
     "overflowing shape": (lambda: with_parameter(shape=[1 << 31] * 40), "over the limit"),
     "negative shape": (lambda: with_parameter(shape=[-1, 4]), "not valid"),
-    "another shape than the weights": (lambda: with_parameter(shape=[4, 2]), "expected float32"),
+    "a head of another shape than its classes": (lambda: with_parameter(shape=[4, 2]), "not linear"),
+    "another shape than the weights": (
+        lambda: with_parameter(index=1, shape=[2]),
+        r"expected int64 \[2\]",
+    ),
     "another name than the weights": (lambda: with_parameter(name="tail"), "'tail' is missing|head"),
     "unknown rule": (lambda: with_parameter(rule="sum"), "sum"),
     "a float that is counted": (lambda: with_parameter(rule="counter"), "does not fit its dtype"),

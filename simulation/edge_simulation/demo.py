@@ -94,11 +94,11 @@ def run_demo(demo: Demo, console: Console, stop: threading.Event) -> None:
         f"[bold]{data.name}[/]: {share} images on each of {demo.devices} devices, Dirichlet "
         f"concentration {demo.alpha:g}, {len(data.test)} held out, seed {demo.seed}"
     )
-    with console.status("exporting the model (PyTorch is needed here, and nowhere after)"):
-        bundle = _export(data, demo.seed)
-    console.print(f"exported {bundle.manifest.name}: {bundle.manifest.nbytes:,} bytes of weights")
     with contextlib.ExitStack() as stack:
         url = demo.broker or stack.enter_context(EmbeddedBroker(demo.port)).url
+        with console.status("exporting the model (PyTorch is needed here, and nowhere after)"):
+            bundle = _export(data, demo.seed)
+        console.print(f"exported {bundle.manifest.name}: {bundle.manifest.nbytes:,} bytes of weights")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-demo-")))
         results, outcomes = [], []
         for contender in CONTENDERS:

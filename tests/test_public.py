@@ -1,0 +1,38 @@
+"""The public surface: what each package gives, and what importing the device part costs."""
+
+import subprocess
+import sys
+
+import edge_export
+import edge_sdk
+import edge_server
+import edge_simulation
+
+
+def test_the_public_names_are_these():
+    assert edge_sdk.__all__ == [
+        "ArrayDataset", "BrokerError", "Bundle", "BundleError", "Credentials", "DataError", "EdgeClient",
+        "EdgeError", "Engine", "Progress", "ProtocolError", "RefusedError", "RunError",
+        "RuntimeUnavailableError", "TensorError", "Visit", "__version__",
+    ]  # fmt: skip
+    assert edge_server.__all__ == ["Evaluation", "Outcome", "RoundResult", "RunConfig", "Server"]
+    assert edge_export.__all__ == ["ExportError", "export_bundle", "inference_onnx"]
+    assert edge_simulation.__all__ == [
+        "EmbeddedBroker", "MosquittoBroker", "Partition", "Report", "RunResult", "TrainTest", "dirichlet_hsu",
+        "iid", "load_train_test", "plot_histogram", "summary", "write_report",
+    ]  # fmt: skip
+    for package in (edge_sdk, edge_server, edge_export, edge_simulation):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+
+
+def test_importing_the_device_part_brings_in_its_four_dependencies_only():
+    script = (
+        "import sys; before = set(sys.modules); import edge_sdk; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    standard = sys.stdlib_module_names
+    foreign = {name for name in loaded.stdout.split() if name not in standard and not name.startswith("_")}
+    # msgspec looks for typing_extensions and does without.
+    assert foreign <= {"edge_sdk", "numpy", "paho", "msgspec", "safetensors", "typing_extensions"}

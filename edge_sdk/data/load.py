@@ -25,8 +25,8 @@ def load(path: str | os.PathLike[str], *, split: str = "train", input: Input | N
 
     Args:
         path: a file or a folder.
-        split: ``train`` or ``test``. A ``.npz``, and image folders without ``train/`` and ``test/`` above
-            them, hold a training set alone.
+        split: ``train`` or ``test``, of a layout that holds both. A ``.npz``, and image folders without
+            ``train/`` and ``test/`` above them, have one part, which is what the caller takes it for.
         input: the model's input: image files are resized and converted to fit it. Without it they come as
             they are, in RGB.
 
@@ -37,7 +37,6 @@ def load(path: str | os.PathLike[str], *, split: str = "train", input: Input | N
         raise DataError(f"split {split!r} is unknown: use 'train' or 'test'")
     root = Path(path)
     if root.is_file() and root.suffix == ".npz":
-        _only_train(root, split)
         return load_npz(root)
     if not root.exists():
         raise DataError(f"{root}: no such file or folder; {_LAYOUTS}")
@@ -49,7 +48,6 @@ def load(path: str | os.PathLike[str], *, split: str = "train", input: Input | N
         if has_class_folders(root / "train"):
             return _images(root / split, input)
         if has_class_folders(root):
-            _only_train(root, split)
             return _images(root, input)
     raise DataError(f"{root}: unknown layout; {_LAYOUTS}")
 
@@ -57,11 +55,6 @@ def load(path: str | os.PathLike[str], *, split: str = "train", input: Input | N
 def has_class_folders(folder: Path) -> bool:
     """Whether ``folder`` has a sub-folder with image files in it."""
     return folder.is_dir() and any(images_in(folder / name) for name in class_folders(folder))
-
-
-def _only_train(path: Path, split: str) -> None:
-    if split == "test":
-        raise DataError(f"{path}: holds no test split, a training set alone")
 
 
 def _images(folder: Path, input: Input | None) -> Dataset:

@@ -1,0 +1,95 @@
+"""The README's examples, run as they stand; only the broker's address is another."""
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from edge_sdk import Bundle
+from edge_sdk.data import save_npz
+from edge_simulation import MosquittoBroker, load_train_test
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+MODEL = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """One for the server with test data, two for devices with a share each."""
+    digits = load_train_test("digits")
+    places = [tmp_path / name for name in ("server", "first", "second")]
+    for place in places:
+        place.mkdir()
+    save_npz(places[0] / "test.npz", digits.test)
+    for i, place in enumerate(places[1:]):
+        save_npz(place / "mine.npz", digits.train.take(range(100 * i, 100 * i + 100)))
+    return places
+
+
+def test_the_python_examples_train_a_fleet(folders):
+    export, serve, embed = blocks("python")
+    server, *devices = folders
+    run([sys.executable, "-c", export], server)
+    with MosquittoBroker() as broker, ThreadPoolExecutor() as pool:
+        serve, embed = (code.replace("mqtt://localhost:1883", broker.url) for code in (serve, embed))
+        serving = pool.submit(run, [sys.executable, "-c", serve], server)
+        embedded = [pool.submit(run, [sys.executable, "-c", embed], folder) for folder in devices]
+        assert serving.result().count("RoundResult(") == 3
+        for device in embedded:
+            assert "this is a " in device.result()
+    before, after = (Bundle.read(server / name).weights for name in ("model.edge", "trained.edge"))
+    assert all((before[name] != after[name]).any() for name in before)
+
+
+def test_the_shell_example_trains_a_fleet(folders):
+    server, *devices = folders
+    (server / "my_model.py").write_text(MODEL)
+    (block,) = blocks("sh")
+    with MosquittoBroker() as broker, ThreadPoolExecutor() as pool:
+        lines = block.replace("mqtt://localhost:1883", broker.url).strip().splitlines()
+        export, serve, device = ([sys.executable, "-m", "edge_sdk.cli", *line.split()[1:]] for line in lines)
+        run(export, server)
+        serving = pool.submit(run, serve, server)
+        trained = [
+            pool.submit(run, [*device, "--work-dir", str(folder / "state")], folder) for folder in devices
+        ]
+        assert serving.result().count(" devices  ") == 3
+        for each in trained:
+            assert "updates accepted" in each.result()
+    assert (server / "trained.edge").exists()
+
+
+def test_the_commands_and_files_that_it_names_exist():
+    for name in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / name).exists(), name
+    known = subprocess.run(
+        [sys.executable, "-m", "edge_sdk.cli", "--help"], capture_output=True, text=True, check=False
+    )
+    for command in re.findall(r"edge-sdk ([a-z-]+)", README):
+        assert re.search(rf"^ +{command}\b", known.stdout, re.MULTILINE), command
+
+
+def test_its_figures_are_those_of_the_benchmark():
+    figures = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())["figures"]
+    (row,) = re.findall(r"^\| mean of 5 seeds.*\| ([\d.]+) % \| ([\d.]+) % \|$", README, re.MULTILINE)
+    assert row == (f"{figures['accuracy.fedavg']:.1f}", f"{figures['accuracy.fedavgm']:.1f}")

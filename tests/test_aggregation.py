@@ -152,6 +152,12 @@ def test_a_counter_advances_by_the_largest_advance_and_stays_an_integer(strategy
     assert (new.dtype, new.tolist()) == (np.int64, 18)
 
 
+def test_a_tensor_without_dimensions_stays_an_array():
+    state = fedavg().init(random_weights(), RULES)
+    weights = fedavg().apply(state, mean_of([random_update(np.random.default_rng(8))], [1])).weights
+    assert {type(array) for array in weights.values()} == {np.ndarray}
+
+
 def test_a_counter_is_exact_where_a_float_would_not_be():
     weights = {**random_weights(), "count": np.array((1 << 53) + 1)}
     zeros = {s.name: np.zeros(s.shape, s.dtype) for s in SPECS}

@@ -74,11 +74,13 @@ def descend(weights: Tensors, mean: MeanUpdate, step: Tensors) -> Tensors:
 
     The difference is taken in float64 and rounded once to the weights' own dtype.
     """
-    new = {}
+    new: Tensors = {}
     for name, weight in weights.items():
         if mean.rules[name] == "counter":
-            new[name] = weight - mean.delta[name]
+            moved_to = weight - mean.delta[name]
         else:
-            moved = step[name] if mean.rules[name] == "mean" else mean.delta[name]
-            new[name] = (weight.astype(np.float64) - moved).astype(weight.dtype)
+            delta = step[name] if mean.rules[name] == "mean" else mean.delta[name]
+            moved_to = (weight.astype(np.float64) - delta).astype(weight.dtype)
+        # NumPy makes a scalar of an array without dimensions, which no runtime takes.
+        new[name] = np.asarray(moved_to)
     return new

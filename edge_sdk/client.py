@@ -183,7 +183,6 @@ class EdgeClient:
         return bundle, runtime
 
     def _serve(self, lease: float | None, rounds: int | None, connect_timeout: float) -> Visit:
-        self._stop.clear()
         transport = (
             MqttTransport(self._broker, name=f"edge-{self.device_id}", credentials=self._credentials)
             if isinstance(self._broker, str)
@@ -203,4 +202,5 @@ class EdgeClient:
             session.serve(rounds=rounds, stop=self._stop)
         finally:
             link.close()
+            self._stop.clear()
         return Visit(session.accepted, session.come_back, session.finished)

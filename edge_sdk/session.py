@@ -85,7 +85,7 @@ class Session:
     _next_join: float = field(default=0.0, init=False)
     _next_heartbeat: float = field(default=0.0, init=False)
     _began: float = field(init=False)
-    _job: _Job | None = field(default=None, init=False)
+    _jobs: list[_Job] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._exchange = Exchange(self.link)
@@ -102,19 +102,21 @@ class Session:
                     self._on_event(event)
                 self._settle()
         finally:
-            if self._job is not None:
-                self._job.cancel.set()
+            for job in self._jobs:
+                job.cancel.set()
             self._pool.shutdown(wait=True)
 
     def _enough(self, rounds: int | None) -> bool:
         if self.lease is not None and time.monotonic() - self._began > self.lease:
             return True
-        idle = self._job is None
-        return idle and (
-            self.finished
-            or (rounds is not None and self.accepted >= rounds)
-            or (self.lease is not None and self.come_back is not None)
-        )
+        if rounds is not None and self.accepted >= rounds:
+            return True
+        return not self._jobs and (self.finished or (self.lease is not None and self.come_back is not None))
+
+    @property
+    def _job(self) -> _Job | None:
+        """The job that counts; those before it were cancelled and are ending."""
+        return self._jobs[-1] if self._jobs else None
 
     def _keep_in_touch(self, now: float) -> None:
         if not self._joined and now >= self._next_join:
@@ -198,10 +200,10 @@ class Session:
 
     def _start(self, cause: Task | Offer | Finished) -> None:
         """Begin a job; one that is still running is cancelled first, and ends before the new one begins."""
-        if self._job is not None:
-            self._job.cancel.set()
+        for job in self._jobs:
+            job.cancel.set()
         cancel = threading.Event()
-        self._job = _Job(cause, self._pool.submit(self._do, cause, cancel.is_set), cancel)
+        self._jobs.append(_Job(cause, self._pool.submit(self._do, cause, cancel.is_set), cancel))
 
     def _do(self, cause: Task | Offer | Finished, cancelled: Callable[[], bool]) -> Receipt | None:
         if isinstance(cause, Task):
@@ -220,10 +222,11 @@ class Session:
         return None
 
     def _settle(self) -> None:
-        """Look at a job that has ended."""
-        if self._job is None or not self._job.future.done():
-            return
-        job, self._job = self._job, None
+        """Look at the jobs that have ended; the receipt of one that a new task has overtaken counts too."""
+        while self._jobs and self._jobs[0].future.done():
+            self._conclude(self._jobs.pop(0))
+
+    def _conclude(self, job: _Job) -> None:
         try:
             receipt = job.future.result()
         except Cancelled:

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypedDict
 from edge_sdk import training, update
 from edge_sdk.bundle import MAX_BYTES, Bundle
 from edge_sdk.data import Dataset, as_dataset, split_held_out
-from edge_sdk.errors import DataError
+from edge_sdk.errors import DataError, TensorError
 from edge_sdk.exchange import Exchange
 from edge_sdk.link import Link
 from edge_sdk.protocol import reference
@@ -125,8 +125,9 @@ class Worker:
         manifest = bundle.manifest
         if task.kind == "evaluate":
             sums = training.evaluate(runtime, manifest, dataset, mine)
-            loss = to_number(sums.loss)
-            link.send(Report(**_key(task), loss=loss, correct=sums.correct, examples=sums.examples))
+            link.send(
+                Report(**_key(task), loss=_finite(sums.loss), correct=sums.correct, examples=sums.examples)
+            )
             return None
         settings = training.LocalTraining(
             epochs=task.epochs,
@@ -145,7 +146,7 @@ class Worker:
             **_key(task),
             blob=reference(data, chunk=task.model.chunk),
             examples=len(mine),
-            loss=to_number(sums.loss),
+            loss=_finite(sums.loss),
             correct=sums.correct,
             seen=sums.examples,
         )
@@ -164,6 +165,13 @@ class Worker:
             data = exchange.fetch(ref, limit=limit, cancelled=cancelled)
             self.workspace.keep(data)
         return data
+
+
+def _finite(loss: float) -> str:
+    try:
+        return to_number(loss)
+    except ValueError:
+        raise TensorError("the model's loss on this device's data is not finite: it has diverged") from None
 
 
 class _KeyFields(TypedDict):

@@ -53,7 +53,9 @@ class Admission:
             self._acknowledge(device, offer, self._refusal_of_late(device, offer))
         elif training.hashes.get(device) == offer.blob.hash:
             self._acknowledge(device, offer, None)
-        elif reason := training.refusal(self.config, device, offer):
+        elif reason := self._refusal(training, device, offer):
+            if training.cohort.drop(device):
+                self.on_refused(f"the update of {device} is refused: {reason}")
             self._acknowledge(device, offer, reason)
         else:
             training.cohort.take(device)
@@ -87,6 +89,12 @@ class Admission:
         """Send the grants that are due."""
         for device, grant in self._uploads.grants(now):
             self.desk.tell(device, grant)
+
+    def _refusal(self, training: TrainingRound, device: str, offer: Offer) -> str | None:
+        limit = training.largest_update(self.bundle)
+        if offer.blob.size > limit:
+            return f"an update of {offer.blob.size} bytes is over this model's limit of {limit}"
+        return training.refusal(self.config, device, offer)
 
     def _refusal_of_late(self, device: str, offer: Offer) -> str | None:
         """None if this very update was counted and only its receipt was lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ def _run_serve(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
     outside = {name: values.pop(name, None) for name in _OUTSIDE}
+    for name, value in outside.items():
+        if value is not None and not isinstance(value, str):
+            raise RunError(f"{name} in the --config file is {value!r}: give a text")
     for name in ("bundle", "broker"):
         if outside[name] is None:
             raise RunError(f"no {name} is given: use --{name}, or {name} in the --config file")
@@ -78,6 +82,8 @@ def _run_serve(options: argparse.Namespace) -> int:
     config = make_config(values)
     if config.evaluation == "server" and outside["eval_data"] is None:
         raise RunError("evaluation on the server needs --eval-data")
+    out = Path(outside["out"] or "trained.edge")
+    _check_writable(out)
     bundle = Bundle.read(outside["bundle"])
     eval_data = (
         load(outside["eval_data"], split="test", input=bundle.manifest.input)
@@ -100,10 +106,16 @@ def _run_serve(options: argparse.Namespace) -> int:
     if not outcome.finished:
         print("stopped; the same command goes on with this run", file=sys.stderr)
         return 130
-    out = outside["out"] or "trained.edge"
     outcome.bundle.write(out)
     print(f"wrote {out}")
     return 0
+
+
+def _check_writable(out: Path) -> None:
+    """RunError, before a run that may take days, if its result could not be written."""
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RunError(f"{out} cannot be written: give another file as --out")
 
 
 def format_round(result: RoundResult, rounds: int) -> str:

@@ -142,6 +142,7 @@ class Coordinator:
                 self._tick(time.monotonic())
             if self._phase == Phase.FINISHED:
                 self._say_goodbye(stop)
+                self.store.end(self.run.id)
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self.transport.close()
@@ -182,13 +183,17 @@ class Coordinator:
                 self._round.count(update)
             self._phase = Phase.EVALUATING
             self._begin_evaluation(now)
+        elif self.run.round >= self.run.config.rounds:
+            self._phase = Phase.FINISHED
 
     def _say_goodbye(self, stop: threading.Event) -> None:
         """Wait, for a while, until the devices have taken the last model; then clear the broker."""
         self._desk.tell_all(Finished(run=self.run.id, model=self._model))
-        deadline = time.monotonic() + FAREWELL
-        while time.monotonic() < deadline and not stop.is_set():
-            if not self._registry.present(time.monotonic()):
+        began = time.monotonic()
+        # After a restart the devices have yet to say that they are there.
+        least = began if self._registry.present(began) else began + JITTER + 1
+        while time.monotonic() < began + FAREWELL and not stop.is_set():
+            if time.monotonic() > least and not self._registry.present(time.monotonic()):
                 break
             self._receive(TICK)
         for ref in list(self._publication.refs):
@@ -267,6 +272,8 @@ class Coordinator:
                 come_back=come_back,
             ),
         )
+        if self._phase == Phase.FINISHED:
+            self._desk.tell(device, Finished(run=self.run.id, model=self._model))
         if waiting and cohort is not None and cohort.standing(device) in (Standing.ASKED, Standing.TAKEN):
             self._ask([device], now)
 
@@ -441,8 +448,6 @@ class Coordinator:
         self.last_evaluation = evaluation
         self._round = self._assessment = self._evaluating = self._exhausted_since = None
         last = self.run.round >= self.run.config.rounds
-        if last:
-            self.store.end(self.run.id)
         self._fire(Event.LAST_EVALUATED if last else Event.EVALUATED)
         self.on_round(result)
 

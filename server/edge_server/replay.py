@@ -65,7 +65,8 @@ def _step(
     for parameter in bundle.manifest.parameters:
         name, rule = parameter.name, parameter.rule
         if rule == "counter":
-            new_weights[name] = weights[name] + max((-update[name] for update, _ in updates), key=np.max)
+            advances = [-update[name] for update, _ in updates]
+            new_weights[name] = weights[name] + np.maximum.reduce([np.zeros_like(weights[name]), *advances])
             continue
         delta = _mean([(update[name], n) for update, n in updates], row.exponents[rule])
         step = delta

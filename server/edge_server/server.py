@@ -119,6 +119,7 @@ class Server:
             )
         finally:
             store.close()
+            self._stop.clear()
 
     def stop(self) -> None:
         """End :meth:`run` soon; what is durable is kept. May be called by any thread."""

@@ -204,9 +204,11 @@ def test_an_unknown_layout_lists_those_there_are(tmp_path):
             load(path)
 
 
-def test_there_is_no_test_split_in_one_file(tmp_path):
+def test_a_layout_of_one_part_is_read_as_either_split(tmp_path):
     save_npz(tmp_path / "a.npz", ArrayDataset(IMAGES, LABELS))
-    with pytest.raises(DataError, match="no test split"):
-        load(tmp_path / "a.npz", split="test")
+    assert len(load(tmp_path / "a.npz", split="test")) == len(load(tmp_path / "a.npz")) == len(LABELS)
+
+
+def test_an_unknown_split_names_those_there_are(tmp_path):
     with pytest.raises(DataError, match="'train' or 'test'"):
         load(tmp_path / "a.npz", split="validation")

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from edge_export import programs
 from edge_export.classifier import Classifier, examine, rule_of
 from edge_export.errors import ExportError
-from edge_export.onnx import OperatorError, lower
+from edge_export.onnx import lower
 from edge_export.provenance import module_of, running_modules
+from edge_export.translator import OperatorError
 from edge_export.verify import verify_train
 from edge_sdk.bundle import Bundle
 from edge_sdk.manifest import Input, Manifest, Noise, Parameter, Programs

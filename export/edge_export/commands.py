@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
         else:
             _write_bundle(options)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in {"torch", "onnx", "onnxscript", "onnxruntime"}:
+        if (error.name or "").split(".")[0] not in {"torch", "onnx", "onnxruntime"}:
             raise
         raise EdgeError(f"edge-sdk export needs {error.name}, which is not installed: {_EXTRA}") from None
     return 0

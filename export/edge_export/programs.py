@@ -28,11 +28,13 @@ class Program:
         run: from the arguments by name to the results by name.
         arguments: examples; the first axis of those named in ``batched`` is the batch, of BATCH samples.
         batched: names of the arguments with a batch axis.
+        batched_results: names of the results with a batch axis, also the first.
     """
 
     run: Callable[[Tensors], Tensors]
     arguments: Tensors
     batched: frozenset[str]
+    batched_results: frozenset[str] = frozenset()
 
 
 def train(classifier: Classifier) -> Program:
@@ -81,7 +83,8 @@ def predict(classifier: Classifier) -> Program:
     def run(inputs: Tensors) -> Tensors:
         return {"logits": _forward(classifier, inputs)}
 
-    return Program(run, {**_weights(classifier), "x": _batch(classifier)["x"]}, frozenset({"x"}))
+    arguments = {**_weights(classifier), "x": _batch(classifier)["x"]}
+    return Program(run, arguments, frozenset({"x"}), frozenset({"logits"}))
 
 
 def embed(classifier: Classifier) -> Program:
@@ -92,7 +95,8 @@ def embed(classifier: Classifier) -> Program:
             _forward(classifier, inputs)
         return {"features": seen[-1]}
 
-    return Program(run, {**_weights(classifier), "x": _batch(classifier)["x"]}, frozenset({"x"}))
+    arguments = {**_weights(classifier), "x": _batch(classifier)["x"]}
+    return Program(run, arguments, frozenset({"x"}), frozenset({"features"}))
 
 
 def _forward(classifier: Classifier, inputs: Tensors) -> Tensor:

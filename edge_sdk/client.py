@@ -19,6 +19,7 @@ from edge_sdk.session import Session
 from edge_sdk.tensors import Array, decode
 from edge_sdk.training import OnProgress
 from edge_sdk.transport import Credentials, MqttTransport, Transport
+from edge_sdk.transport.mqtt import login_of
 from edge_sdk.work import Engine, Worker
 from edge_sdk.workspace import Newest, Workspace
 
@@ -50,7 +51,8 @@ class EdgeClient:
         data: anything indexable, or an iterable of (image, label); see :func:`edge_sdk.data.as_dataset`.
             It may grow between rounds. It never leaves the device.
         work_dir: a folder of this device's own, for its identity, models and unfinished work.
-        device_id: made once and kept in ``work_dir`` where it is not given.
+        device_id: the broker's login where it is not given, since a broker's ACL goes by that; without a
+            login, made once and kept in ``work_dir``. With a client certificate give its common name.
         bundle: path of the run's bundle; fetched from the server where it is not given.
         engine: runtime, threads and execution providers.
         credentials: login and TLS files for the broker.
@@ -94,7 +96,7 @@ class EdgeClient:
         self._predict_lock = threading.Lock()
         self._workspace = Workspace(work_dir)
         try:
-            self.device_id = self._workspace.device_id(device_id)
+            self.device_id = self._workspace.device_id(device_id or _login(broker, credentials))
             self._worker = Worker(
                 workspace=self._workspace,
                 engine=engine or Engine(),
@@ -103,7 +105,6 @@ class EdgeClient:
                 held_out=held_out,
                 on_progress=on_progress,
             )
-            self._worker.examples()
             if bundle is not None:
                 self._worker.adopt(Bundle.read(bundle))
         except BaseException:
@@ -204,3 +205,7 @@ class EdgeClient:
             link.close()
             self._stop.clear()
         return Visit(session.accepted, session.come_back, session.finished)
+
+
+def _login(broker: str | Transport, credentials: Credentials | None) -> str | None:
+    return login_of(broker, credentials) if isinstance(broker, str) else None

@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from edge_sdk.errors import BrokerError
 from edge_sdk.link import Link
-from edge_sdk.protocol import Chunk, Incoming
-from edge_sdk.protocol.messages import Grant, Offer, Receipt, Ref
+from edge_sdk.protocol import Chunk, Incoming, chunk_count
+from edge_sdk.protocol.messages import Grant, Offer, Receipt, Ref, Report
 from edge_sdk.protocol.topics import BLOCK
 from edge_sdk.training import Cancelled
 
 WINDOW = 16
 """Chunks that one grant asks the server for."""
-STALL = 3.0
+STALL = 6.0
 """Seconds without a new chunk after which it is asked for again."""
 GIVE_UP = 60.0
 """Seconds without a new chunk after which a download fails."""
@@ -75,31 +75,41 @@ class Exchange:
                 raise BrokerError(f"the model {ref.hash[:12]} could not be fetched: nothing came for 60 s")
         return incoming.finish()
 
-    def deliver(self, offer: Offer, data: bytes, *, cancelled: Callable[[], bool]) -> Receipt:
-        """Upload an update until the server's receipt has come; offered again as long as none has.
+    def deliver(
+        self, result: Offer | Report, data: bytes, *, timeout: float, cancelled: Callable[[], bool]
+    ) -> Receipt:
+        """Hand in a result until the server's receipt has come; it is repeated as long as none has.
+
+        Args:
+            result: an update's offer, or an evaluation's report.
+            data: the update, of which the server grants ranges; empty for a report.
+            timeout: seconds without any answer after which this fails.
+            cancelled: asked several times a second.
 
         Raises:
+            BrokerError: the server has not answered for ``timeout`` seconds.
             Cancelled: ``cancelled()`` became true.
         """
         _drain(self._answers)
-        self._link.send(offer)
-        offered = time.monotonic()
+        self._link.send(result)
+        offered = answered = time.monotonic()
         while not cancelled():
             try:
                 answer = self._answers.get(timeout=0.2)
             except queue.Empty:
+                if time.monotonic() - answered > timeout:
+                    raise BrokerError(f"the server has not answered for {timeout:.0f} s") from None
                 if time.monotonic() - offered > OFFER_EVERY:
-                    self._link.send(offer)
+                    self._link.send(result)
                     offered = time.monotonic()
                 continue
-            offered = time.monotonic()
+            offered = answered = time.monotonic()
             if isinstance(answer, Receipt):
-                if (answer.run, answer.round, answer.attempt) == (offer.run, offer.round, offer.attempt):
+                if answer.key == result.key and (answer.kind == "train") == isinstance(result, Offer):
                     return answer
-            elif answer.blob == offer.blob.hash:
-                count = -(-offer.blob.size // offer.blob.chunk)
-                stop = min(answer.stop, answer.start + BLOCK, count)
-                self._link.send_chunks(offer.blob, data, answer.start, stop)
+            elif isinstance(result, Offer) and answer.blob == result.blob.hash:
+                stop = min(answer.stop, answer.start + BLOCK, chunk_count(result.blob))
+                self._link.send_chunks(result.blob, data, answer.start, stop)
         raise Cancelled
 
     def _collect(self, incoming: Incoming, span: tuple[int, int], cancelled: Callable[[], bool]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -29,10 +30,10 @@ from edge_sdk.protocol.messages import (
     Grant,
     Here,
     Join,
-    Key,
     Offer,
     Receipt,
     Refused,
+    Taken,
     Task,
     Welcome,
     Who,
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 JOIN_EVERY = 3.0
 TICK = 0.1
+HAND_IN = 60.0
+"""Seconds without an answer after which an update of an earlier visit is kept for a later one."""
 # The device's own set-up is wrong, so that another round would go wrong in the same way.
 _FATAL = (DataError, BundleError, RuntimeUnavailableError)
 
@@ -85,6 +88,7 @@ class Session:
     _next_join: float = field(default=0.0, init=False)
     _next_heartbeat: float = field(default=0.0, init=False)
     _began: float = field(init=False)
+    _boot: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
     _jobs: list[_Job] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -128,29 +132,26 @@ class Session:
                 )
             self._next_join = now + JOIN_EVERY
             left = None if self.lease is None else max(int(self.lease - (now - self._began)), 0)
-            bundle = self.worker.bundle
             self.link.send(
                 Join(
                     sdk=__version__,
                     install=self.worker.workspace.install,
+                    boot=self._boot,
                     nonce=self.link.nonce,
-                    bundle=bundle.sha256 if bundle else None,
-                    examples=self.worker.examples(),
+                    examples=self.worker.examples,
                     lease=left,
                 )
             )
         elif self._joined and now >= self._next_heartbeat and self._welcome is not None:
             self._next_heartbeat = now + self._welcome.heartbeat
-            self.link.send(Here(nonce=self.link.nonce, examples=self.worker.examples()))
+            self.link.send(Here(nonce=self.link.nonce, examples=self.worker.examples))
 
     def _on_event(self, event: Incoming) -> None:
         match event:
             case Chunk():
                 self._exchange.feed_chunk(event)
-            case Grant():
+            case Grant() | Receipt():
                 self._exchange.feed_answer(event)
-            case Receipt():
-                self._on_receipt(event)
             case Task() if event.nonce == self.link.nonce:
                 self._on_task(event)
             case Welcome() if event.nonce == self.link.nonce:
@@ -187,16 +188,15 @@ class Session:
 
     def _on_task(self, task: Task) -> None:
         if self._job is not None and _same(self._job.cause, task):
+            # The server has not heard that it is being done.
+            taken = Taken(run=task.run, round=task.round, attempt=task.attempt, kind=task.kind, examples=None)
+            self.link.send(taken)
             return
         self.come_back = None
         if not self.may_train():
             self.link.send(_declined(task, "the app does not allow training now"))
             return
         self._start(task)
-
-    def _on_receipt(self, receipt: Receipt) -> None:
-        if receipt.kind == "train":
-            self._exchange.feed_answer(receipt)
 
     def _start(self, cause: Task | Offer | Finished) -> None:
         """Begin a job; one that is still running is cancelled first, and ends before the new one begins."""
@@ -215,7 +215,7 @@ class Session:
             if data is None:
                 self.worker.workspace.clear_pending()
                 return None
-            return self.worker.hand_in(cause, data, self._exchange, cancelled)
+            return self.worker.hand_in(cause, data, self._exchange, cancelled, timeout=HAND_IN)
         assert self._welcome is not None
         self.worker.load(self._welcome.bundle, cause.model, self._exchange, cancelled)
         self.on_model()
@@ -245,12 +245,11 @@ class Session:
             logger.warning("the server refused this device's update: %s", receipt.reason)
 
 
-def _same(cause: Task | Offer | Finished, other: Key) -> bool:
+def _same(cause: Task | Offer | Finished, other: Task | Cancel) -> bool:
     if isinstance(cause, Finished):
         return False
-    kinds_differ = isinstance(cause, Task) and isinstance(other, Task) and cause.kind != other.kind
-    same_key = (cause.run, cause.round, cause.attempt) == (other.run, other.round, other.attempt)
-    return same_key and not kinds_differ
+    kind = cause.kind if isinstance(cause, Task) else "train"
+    return cause.key == other.key and kind == other.kind
 
 
 def _declined(task: Task, reason: str) -> Declined:

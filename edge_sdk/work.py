@@ -10,13 +10,13 @@ from typing import TypeAlias, TypedDict
 from edge_sdk import training, update
 from edge_sdk.bundle import MAX_BYTES, Bundle
 from edge_sdk.data import Dataset, as_dataset, split_held_out
-from edge_sdk.errors import DataError, TensorError
+from edge_sdk.errors import DataError, ProtocolError, TensorError
 from edge_sdk.exchange import Exchange
 from edge_sdk.link import Link
 from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Key, Offer, Receipt, Ref, Report, Taken, Task, number, to_number
 from edge_sdk.runtime import Runtime, open_runtime
-from edge_sdk.tensors import Tensors, decode, encode
+from edge_sdk.tensors import Array, Tensors, decode, encode
 from edge_sdk.workspace import Newest, Workspace
 
 logger = logging.getLogger(__name__)
@@ -54,23 +54,12 @@ class Worker:
     source: object
     held_out: float
     on_progress: training.OnProgress | None = None
+    examples: int = field(default=0, init=False)
+    """Examples to train on when the data was last looked at."""
     _opened: tuple[str, Bundle, Runtime] | None = field(default=None, init=False)
 
-    @property
-    def bundle(self) -> Bundle | None:
-        """The bundle that is open, if one is."""
-        return self._opened[1] if self._opened else None
-
-    def dataset(self) -> Dataset:
-        """The data as it is now; DataError if it is empty."""
-        dataset = as_dataset(self.source)
-        if len(dataset) == 0:
-            raise DataError("the data set is empty: give the device at least one labelled image")
-        return dataset
-
-    def examples(self) -> int:
-        """How many examples the device trains on now."""
-        return len(split_held_out(len(self.dataset()), self.held_out, 0)[0])
+    def __post_init__(self) -> None:
+        self._look()
 
     def adopt(self, bundle: Bundle) -> None:
         """Open ``bundle`` unless it is the open one."""
@@ -111,23 +100,23 @@ class Worker:
             EdgeError: the task cannot be done; the caller declines it with the reason.
             Cancelled: the server wants it no longer, or the client stops.
         """
-        dataset = self.dataset()
-        trained_on, held_out = split_held_out(len(dataset), self.held_out, 0)
-        mine = trained_on if task.kind == "train" else held_out
-        link.send(Taken(**_key(task), kind=task.kind, examples=len(mine)))
         pending = self.workspace.pending
-        if task.kind == "train" and pending is not None and _key(pending) == _key(task):
+        if task.kind == "train" and pending is not None and pending.key == task.key:
             data = self.workspace.blob(pending.blob.hash)
             if data is not None:
-                return self.hand_in(pending, data, exchange, cancelled)
+                link.send(Taken(**_key(task), kind=task.kind, examples=pending.examples))
+                return self.hand_in(pending, data, exchange, cancelled, timeout=task.deadline)
+        dataset, trained_on, held_out = self._look()
+        mine = trained_on if task.kind == "train" else held_out
+        link.send(Taken(**_key(task), kind=task.kind, examples=len(mine)))
         received = self.load(task.bundle, task.model, exchange, cancelled)
         _, bundle, runtime = self._opened  # type: ignore[misc]
         manifest = bundle.manifest
         if task.kind == "evaluate":
             sums = training.evaluate(runtime, manifest, dataset, mine)
-            link.send(
-                Report(**_key(task), loss=_finite(sums.loss), correct=sums.correct, examples=sums.examples)
-            )
+            loss = _finite(sums.loss)
+            report = Report(**_key(task), loss=loss, correct=sums.correct, examples=sums.examples)
+            exchange.deliver(report, b"", timeout=task.deadline, cancelled=cancelled)
             return None
         settings = training.LocalTraining(
             epochs=task.epochs,
@@ -136,28 +125,38 @@ class Worker:
             weight_decay=number(task.weight_decay),
             seed=task.seed,
         )
-        sums = training.train(
+        training.train(
             runtime, manifest, dataset, mine, settings, on_progress=self.on_progress, cancelled=cancelled
         )
+        if not set(manifest.rules.values()) <= task.bounds.keys():
+            raise ProtocolError("the task gives no bound for a rule of aggregation that the bundle has")
         delta = update.difference(received, runtime.get_weights())
         update.check_update(delta, manifest.rules, task.bounds)
         data = encode(delta)
-        offer = Offer(
-            **_key(task),
-            blob=reference(data, chunk=task.model.chunk),
-            examples=len(mine),
-            loss=_finite(sums.loss),
-            correct=sums.correct,
-            seen=sums.examples,
-        )
+        offer = Offer(**_key(task), blob=reference(data, chunk=task.model.chunk), examples=len(mine))
         self.workspace.set_pending(offer, data)
-        return self.hand_in(offer, data, exchange, cancelled)
+        return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
 
-    def hand_in(self, offer: Offer, data: bytes, exchange: Exchange, cancelled: Cancellation) -> Receipt:
-        """Deliver a finished update; it stays on disk until its receipt."""
-        receipt = exchange.deliver(offer, data, cancelled=cancelled)
+    def hand_in(
+        self, offer: Offer, data: bytes, exchange: Exchange, cancelled: Cancellation, *, timeout: float
+    ) -> Receipt:
+        """Deliver a finished update; it stays on disk until its receipt.
+
+        Raises:
+            BrokerError: the server has not answered for ``timeout`` seconds.
+        """
+        receipt = exchange.deliver(offer, data, timeout=timeout, cancelled=cancelled)
         self.workspace.clear_pending()
         return receipt
+
+    def _look(self) -> tuple[Dataset, Array, Array]:
+        """The data as it is now, and the indices to train and to evaluate on; DataError if it is empty."""
+        dataset = as_dataset(self.source)
+        if len(dataset) == 0:
+            raise DataError("the data set is empty: give the device at least one labelled image")
+        trained_on, held_out = split_held_out(len(dataset), self.held_out, 0)
+        self.examples = len(trained_on)
+        return dataset, trained_on, held_out
 
     def _fetch(self, ref: Ref, limit: int, exchange: Exchange, cancelled: Cancellation) -> bytes:
         data = self.workspace.blob(ref.hash)

@@ -180,7 +180,14 @@ class FakeDevice:
     def join(self, examples=10, lease=None):
         """Join and return the welcome."""
         self.send(
-            Join(sdk="0", install=secrets.token_hex(16), nonce=self.nonce, examples=examples, lease=lease)
+            Join(
+                sdk="0",
+                install=secrets.token_hex(16),
+                boot=secrets.token_hex(8),
+                nonce=self.nonce,
+                examples=examples,
+                lease=lease,
+            )
         )
         return self.wait_for(Welcome)
 
@@ -213,9 +220,6 @@ class FakeDevice:
             **key(task),
             blob=ref or reference(data, chunk=task.model.chunk),
             examples=examples,
-            loss="1.0",
-            correct=0,
-            seen=examples,
         )
         self.send(offer)
         return offer

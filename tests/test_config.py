@@ -113,7 +113,23 @@ def test_a_start_that_could_overflow_is_refused():
 
 def test_a_start_whose_whole_cohort_could_overflow_is_refused():
     with pytest.raises(RunError, match="lower the bound or max_examples"):
+        make_config({**LEAST, "participants": 4096, "max_examples": 1 << 20})
+
+
+def test_more_participants_than_a_cohort_may_have_are_refused():
+    with pytest.raises(RunError, match="4096"):
         make_config({**LEAST, "participants": 1_000_000})
+
+
+def test_a_share_of_any_fleet_is_a_cohort_that_cannot_overflow():
+    config = make_config({**LEAST, "participants": 0.9})
+    assert config.cohort_size(1_000_000) == 4096
+    config.precision(config.cohort_size(1_000_000))
+
+
+def test_a_round_that_could_never_be_complete_is_refused():
+    with pytest.raises(RunError, match="min_participants"):
+        make_config({**LEAST, "participants": 3, "min_participants": 5})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from waiting import until
 
 from edge_sdk import Bundle
 from edge_sdk.data import save_npz
+from edge_sdk.errors import RunError
 from edge_server.store import Store
 from edge_simulation.broker import MosquittoBroker
 
@@ -33,9 +34,10 @@ def machine(tmp_path, mosquitto, norm):
 
 
 def rounds_of(machine):
-    if not (machine.folder / "server" / "edge.sqlite").exists():
-        return []
-    store = Store(machine.folder / "server", exclusive=False)
+    try:
+        store = Store(machine.folder / "server", exclusive=False)
+    except RunError:
+        return []  # the server has not begun its run yet
     try:
         return [row for run in store.runs() for row in store.rounds(run.id)]
     finally:

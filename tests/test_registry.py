@@ -6,13 +6,15 @@ from edge_server.registry import HEARTBEAT, MISSED, Registry
 SILENCE = HEARTBEAT * MISSED
 
 
-def join(install="a", nonce="1", examples=10, lease=None):
-    return Join(sdk="0", install=install * 32, nonce=nonce * 16, examples=examples, lease=lease)
+def join(install="a", boot="1", nonce="1", examples=10, lease=None):
+    return Join(
+        sdk="0", install=install * 32, boot=boot * 16, nonce=nonce * 16, examples=examples, lease=lease
+    )
 
 
 def registry(**arguments):
     made = Registry()
-    assert made.join("d", join(**arguments), 0.0)
+    assert made.join("d", join(**arguments), 0.0) is None
     return made
 
 
@@ -22,13 +24,27 @@ def test_a_device_that_joins_is_present():
 
 def test_an_id_in_use_by_another_install_is_refused_and_the_first_goes_on():
     made = registry()
-    assert not made.join("d", join(install="b", nonce="2"), 1.0)
+    assert "in use" in made.join("d", join(install="b", boot="2", nonce="2"), 1.0)
     assert made.get("d").nonce == "1" * 16
 
 
 def test_the_same_install_may_connect_anew():
     made = registry()
-    assert made.join("d", join(nonce="2"), 1.0)
+    assert made.join("d", join(nonce="2"), 1.0) is None
+
+
+def test_the_same_install_may_start_anew():
+    made = registry()
+    assert made.join("d", join(boot="2", nonce="2"), 1.0) is None
+    assert made.join("d", join(boot="3", nonce="3"), 2.0) is None
+
+
+def test_of_two_copies_of_a_work_folder_the_first_goes_on():
+    made = registry()
+    assert made.join("d", join(boot="2", nonce="2"), 1.0) is None
+    assert made.join("d", join(boot="1", nonce="3"), 2.0) is None
+    assert "copy" in made.join("d", join(boot="2", nonce="4"), 3.0)
+    assert made.get("d").nonce == "3" * 16
 
 
 def test_the_will_of_an_old_connection_does_not_end_the_new_one():
@@ -41,7 +57,7 @@ def test_the_will_of_an_old_connection_does_not_end_the_new_one():
 def test_a_device_that_has_left_gives_its_id_free():
     made = registry()
     assert made.leave("d", "1" * 16)
-    assert made.join("d", join(install="b", nonce="2"), 1.0)
+    assert made.join("d", join(install="b", nonce="2"), 1.0) is None
 
 
 def test_a_goodbye_counts_once():

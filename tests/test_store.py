@@ -49,9 +49,6 @@ def accept(store, row, device, data):
         attempt=row.attempt,
         blob=reference(data),
         examples=9,
-        loss="0",
-        correct=0,
-        seen=9,
     )
     store.accept(device, offer, data)
 
@@ -97,6 +94,12 @@ def test_a_reader_may_look_while_a_server_runs(store, tmp_path):
     reader = Store(tmp_path / "run", exclusive=False)
     assert reader.runs() == [run]
     reader.close()
+
+
+def test_a_reader_makes_no_store(tmp_path):
+    with pytest.raises(RunError, match="cannot be opened"):
+        Store(tmp_path, exclusive=False)
+    Store(tmp_path).close()
 
 
 def test_the_folder_is_free_again_after_the_close(store, tmp_path):

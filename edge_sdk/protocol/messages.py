@@ -51,18 +51,26 @@ class Key(Message, frozen=True, kw_only=True):
     round: Count
     attempt: Count
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Run, round and attempt."""
+        return self.run, self.round, self.attempt
+
 
 # From a device to the server.
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """A device is there. Sent after every connect, every ``who``, and until it is welcomed."""
+    """A device is there. Sent after every connect, every ``who``, and until it is welcomed.
+
+    ``install`` stays with the work folder, ``boot`` with the process, ``nonce`` with the connection.
+    """
 
     protocol: int = PROTOCOL
     sdk: Text
     install: Token
+    boot: Token
     nonce: Token
-    bundle: Hash | None = None
     examples: Count
     lease: Seconds | None = None
 
@@ -81,10 +89,13 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class Taken(Key, frozen=True, kw_only=True):
-    """The task has arrived and is being done, on ``examples`` of the device's own."""
+    """The task has arrived and is being done, on ``examples`` of the device's own.
+
+    None when a task that is under way comes again: the number was said the first time.
+    """
 
     kind: Literal["train", "evaluate"]
-    examples: Count
+    examples: Count | None
 
 
 class Declined(Key, frozen=True, kw_only=True):
@@ -99,13 +110,10 @@ class Offer(Key, frozen=True, kw_only=True):
 
     blob: Ref
     examples: Count
-    loss: Number
-    correct: Count
-    seen: Count
 
 
 class Report(Key, frozen=True, kw_only=True):
-    """A finished evaluation, as sums over the device's held-out examples."""
+    """A finished evaluation, as sums over the device's held-out examples; repeated until its receipt."""
 
     loss: Number
     correct: Count
@@ -144,7 +152,7 @@ class Refused(Message, frozen=True, kw_only=True):
     """The device of connection ``nonce`` does not take part, for ``reason``."""
 
     nonce: Token
-    code: Literal["id-in-use", "superseded", "protocol"]
+    code: Literal["id-in-use", "protocol"]
     reason: Text
 
 
@@ -177,6 +185,7 @@ class Receipt(Key, frozen=True, kw_only=True):
 class Cancel(Key, frozen=True, kw_only=True):
     """The task is no longer wanted."""
 
+    kind: Literal["train", "evaluate"]
     reason: Text
 
 

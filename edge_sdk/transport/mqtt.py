@@ -206,7 +206,8 @@ class MqttTransport(Transport):
             client.tls_set_context(self._tls_context)
         self._set_will(client)
         client.max_inflight_messages_set(20)
-        client.reconnect_delay_set(min_delay=1, max_delay=60)
+        # A whole fleet loses its connection at once when a broker restarts, and must not return at once.
+        client.reconnect_delay_set(min_delay=1 + secrets.randbelow(3), max_delay=30 + secrets.randbelow(31))
         client.on_socket_open = _send_at_once
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -266,6 +267,11 @@ class MqttTransport(Transport):
 def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:
     # Our messages are small and each waits for an answer: Nagle's algorithm would add 40 ms to every one.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def login_of(url: str, credentials: Credentials | None) -> str | None:
+    """The user name that a transport with these arguments logs in with; BrokerError as for the transport."""
+    return _parse(url, credentials or Credentials())[3].username
 
 
 def _parse(url: str, given: Credentials) -> tuple[str, int, bool, Credentials]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import TensorError
+from edge_sdk.errors import ProtocolError, TensorError
 from edge_sdk.protocol import Chunk
-from edge_sdk.protocol.messages import Offer, Receipt
+from edge_sdk.protocol.messages import Offer, Receipt, Report
 from edge_server.config import RunConfig
 from edge_server.desk import Desk
 from edge_server.rounds import TrainingRound
@@ -42,6 +42,10 @@ class Admission:
         self._uploads.clear()
         self._round = None
 
+    def hold(self, device: str) -> None:
+        """The device has gone: it gets no grants until it offers again what it has begun to send."""
+        self._uploads.hold(device)
+
     def forget(self, device: str) -> None:
         """The device will not send what it has offered."""
         self._uploads.drop(device)
@@ -50,24 +54,27 @@ class Admission:
         """Answer an offer: with a receipt if its fate is known, with grants (by :meth:`tick`) else."""
         training = self._round
         if training is None or not training.is_keyed(offer):
-            self._acknowledge(device, offer, self._refusal_of_late(device, offer))
+            self.acknowledge(device, offer, self._refusal_of_late(device, offer))
         elif training.hashes.get(device) == offer.blob.hash:
-            self._acknowledge(device, offer, None)
+            self.acknowledge(device, offer, None)
         elif reason := self._refusal(training, device, offer):
             if training.cohort.drop(device):
                 self.on_refused(f"the update of {device} is refused: {reason}")
-            self._acknowledge(device, offer, reason)
+            self.acknowledge(device, offer, reason)
         else:
             training.cohort.take(device)
             self._uploads.begin(device, offer, limit=training.largest_update(self.bundle))
 
     def chunk(self, device: str, chunk: Chunk, now: float) -> None:
-        """Take a chunk; with the last one the update is accepted or refused, whole.
-
-        Raises:
-            ProtocolError: the whole is not what was announced.
-        """
-        done = self._uploads.add(device, chunk, now)
+        """Take a chunk; with the last one the update is accepted or refused, whole."""
+        try:
+            done = self._uploads.add(device, chunk, now)
+        except ProtocolError as error:
+            offer = self._uploads.drop(device)
+            if offer is not None and self._round is not None:
+                self._round.cohort.drop(device)
+                self.acknowledge(device, offer, str(error))
+            return
         if done is None or self._round is None:
             return
         offer, data = done
@@ -83,7 +90,7 @@ class Admission:
                 self.store.accept(device, offer, data)
                 update = AcceptedUpdate(device, offer.blob.hash, offer.examples, len(data))
                 self._round.add(self.bundle, update, data)
-        self._acknowledge(device, offer, reason)
+        self.acknowledge(device, offer, reason)
 
     def tick(self, now: float) -> None:
         """Send the grants that are due."""
@@ -104,14 +111,15 @@ class Admission:
         now_at = f"round {self._round.row.round} is open" if self._round else "no round is open"
         return f"round {offer.round} (attempt {offer.attempt}) is closed; {now_at}"
 
-    def _acknowledge(self, device: str, offer: Offer, refusal: str | None) -> None:
+    def acknowledge(self, device: str, result: Offer | Report, refusal: str | None) -> None:
+        """Send the receipt for a result: accepted, or refused with a reason."""
         receipt = Receipt(
-            run=offer.run,
-            round=offer.round,
-            attempt=offer.attempt,
-            kind="train",
+            run=result.run,
+            round=result.round,
+            attempt=result.attempt,
+            kind="train" if isinstance(result, Offer) else "evaluate",
             accepted=refusal is None,
             reason=(refusal or "")[:500],
-            blob=offer.blob.hash,
+            blob=result.blob.hash if isinstance(result, Offer) else None,
         )
         self.desk.tell(device, receipt)

@@ -16,6 +16,9 @@ from edge_server.aggregation import Precision, Strategy, fedavg, fedavgm, plan_p
 Seconds = Annotated[float, Meta(gt=0, le=10_000_000)]
 Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
 
+MAX_COHORT = 4096
+"""Most devices in a round: for as many, the fixed-point sum is exact with the default bounds."""
+
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one run.
@@ -81,9 +84,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(f"the run's settings are not valid: {error}") from None
         check_id(self.fleet, "fleet")
         whole = float(self.participants).is_integer() and isinstance(self.participants, int)
-        if not (self.participants >= 1 if whole else 0 < self.participants <= 1):
-            raise RunError(f"participants is {self.participants}: give a count, or a fraction in (0, 1]")
-        self.precision(max(self.min_devices, int(self.participants) if whole else 1, 1))
+        if not (1 <= self.participants <= MAX_COHORT if whole else 0 < self.participants <= 1):
+            raise RunError(
+                f"participants is {self.participants}: give a count to {MAX_COHORT} or a fraction in (0, 1]"
+            )
+        if whole and self.min_participants > self.participants:
+            raise RunError(
+                f"min_participants is {self.min_participants}, but only {self.participants} take part"
+            )
+        self.precision(self.participants if isinstance(self.participants, int) else MAX_COHORT)
         return self
 
     def cohort_size(self, present: int) -> int:
@@ -94,7 +103,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
         if isinstance(self.participants, int):
             return min(self.participants, present)
-        return max(math.floor(self.participants * present), 1)
+        return min(max(math.floor(self.participants * present), 1), MAX_COHORT)
 
     def needed(self) -> int:
         """How many devices must be present before a round starts."""
@@ -113,7 +122,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def precision(self, cohort: int) -> Precision:
         """The fixed-point plan of a round with ``cohort`` updates; RunError if it would overflow."""
-        bounds = {"mean": 6, "statistic": 20, "counter": 40} | {str(r): b for r, b in self.bounds.items()}
+        bounds = {"mean": 6, "statistic": 16, "counter": 40} | {str(r): b for r, b in self.bounds.items()}
         return plan_precision(bounds, largest_total=self.max_examples * cohort)
 
     def make_strategy(self) -> Strategy:

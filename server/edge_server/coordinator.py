@@ -57,9 +57,10 @@ ASK_AGAIN = 4.0
 JITTER = 2
 """Seconds over which devices spread their answers to ``who``."""
 PAUSE = 2.0
-"""Seconds before a round that fell short is repeated."""
-FAREWELL = 15.0
-"""Seconds that devices have, at the end, to take the last model."""
+"""Seconds before a round that fell short is repeated; doubled with every repeat in a row."""
+LONGEST_PAUSE = 60.0
+QUEUE = 1000
+"""Events taken in at a time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +97,9 @@ class Coordinator:
     _seconds: float = field(default=0.0, init=False)
     _exhausted_since: float | None = field(default=None, init=False)
     _kept_until: float = field(default=0.0, init=False)
-    _asked_at: float = field(default=0.0, init=False)
+    _asked_at: dict[str, float] = field(default_factory=dict, init=False)
+    _progress_at: float = field(init=False)
+    _repeats: int = field(default=0, init=False)
     _model: Ref = field(init=False)
     _bundle_ref: Ref = field(init=False)
     _pool: ThreadPoolExecutor = field(init=False)
@@ -114,7 +117,7 @@ class Coordinator:
         )
         manifest = self.bundle.manifest
         self._state = State.from_bytes(self.store.blob(self.run.state), manifest.specs, manifest.rules)
-        self._since = time.monotonic()
+        self._since = self._progress_at = time.monotonic()
 
     @property
     def weights(self) -> Tensors:
@@ -133,12 +136,15 @@ class Coordinator:
         try:
             self._publish_first()
             self._restore()
-            self._desk.tell_all(Who(jitter=JITTER))
             while self._phase not in (Phase.FINISHED, Phase.STOPPED):
                 if stop.is_set():
                     self._fire(Event.INTERRUPTED)
                     break
                 self._receive(TICK)
+                # What is queued comes before what time brings: a heartbeat that waits there is no silence.
+                for _ in range(QUEUE):
+                    if not self._receive(0.0):
+                        break
                 self._tick(time.monotonic())
             if self._phase == Phase.FINISHED:
                 self._say_goodbye(stop)
@@ -157,8 +163,8 @@ class Coordinator:
                 self._publication.withdraw(stale)
         self._bundle_ref = self._publication.announce(self.bundle.data)
         self._model = self._publication.announce(model)
+        # They are sent when the transport reports that it is connected.
         self.store.set_published(self.run.fleet, self._publication.refs)
-        self._publication.send_all()
 
     def _restore(self) -> None:
         """Go on where the store says that the last server ended."""
@@ -182,7 +188,6 @@ class Coordinator:
             for update in self.store.updates(last):
                 self._round.count(update)
             self._phase = Phase.EVALUATING
-            self._begin_evaluation(now)
         elif self.run.round >= self.run.config.rounds:
             self._phase = Phase.FINISHED
 
@@ -192,7 +197,7 @@ class Coordinator:
         began = time.monotonic()
         # After a restart the devices have yet to say that they are there.
         least = began if self._registry.present(began) else began + JITTER + 1
-        while time.monotonic() < began + FAREWELL and not stop.is_set():
+        while time.monotonic() < began + self.run.config.deadline and not stop.is_set():
             if time.monotonic() > least and not self._registry.present(time.monotonic()):
                 break
             self._receive(TICK)
@@ -202,7 +207,8 @@ class Coordinator:
 
     # What arrives.
 
-    def _receive(self, timeout: float) -> None:
+    def _receive(self, timeout: float) -> bool:
+        """Take one event in; False if there was none."""
         event = self._desk.receive(timeout)
         if isinstance(event, Connected):
             # A broker that has restarted has lost what it retained, and devices may have come meanwhile.
@@ -222,6 +228,7 @@ class Coordinator:
                     self._on_message(device, content, now)
             except (ProtocolError, TensorError) as error:
                 logger.warning("dropped what %s sent: %s", device, error)
+        return event is not None
 
     def _on_message(self, device: str, message: FromDevice, now: float) -> None:
         match message:
@@ -241,23 +248,26 @@ class Coordinator:
                 self._on_taken(device, message)
             case Declined() if self._is_current(message):
                 self._on_declined(device, message)
-            case Report() if self._assessment is not None and self._is_current(message):
-                self._assessment.add(device, message, max_examples=self.run.config.max_examples)
+            case Report():
+                if self._assessment is not None and self._is_current(message):
+                    self._assessment.add(device, message, max_examples=self.run.config.max_examples)
+                self._admission.acknowledge(device, message, None)
 
     def _on_join(self, device: str, join: Join, now: float) -> None:
         if join.protocol != PROTOCOL:
             reason = f"the server speaks protocol {PROTOCOL}, the device {join.protocol}: update edge-sdk-fl"
             self._desk.tell(device, Refused(nonce=join.nonce, code="protocol", reason=reason))
             return
-        if not self._registry.join(device, join, now):
-            reason = "its id is in use by another device of this fleet: give it another --id"
-            self._desk.tell(device, Refused(nonce=join.nonce, code="id-in-use", reason=reason))
+        if refusal := self._registry.join(device, join, now):
+            self._desk.tell(device, Refused(nonce=join.nonce, code="id-in-use", reason=refusal))
             return
         cohort = self._cohort()
         waiting = cohort is not None and cohort.standing(device) in (Standing.ASKED, Standing.TAKEN)
-        if cohort is not None and not waiting:
+        if cohort is not None and not waiting and join.examples:
             cohort.volunteer(device)
-            waiting = not cohort.complete and len(cohort.pending) + len(cohort.accepted) < cohort.wanted
+            busy = len(cohort.pending) + len(cohort.accepted)
+            # Whoever has delivered or declined waits for the next round.
+            waiting = busy < cohort.wanted and cohort.standing(device) in (None, Standing.LOST)
         come_back = None
         if join.lease is not None and cohort is not None and not waiting:
             come_back = max(int(self._deadline() - now), 1)
@@ -282,6 +292,7 @@ class Coordinator:
         if cohort is None:
             return
         cohort.withdraw(device)
+        self._admission.hold(device)
         if not self._registry.holds_lease(device, now) and cohort.lose(device):
             self.on_status(f"device {device} has gone in round {self._training().row.round}")
 
@@ -290,8 +301,8 @@ class Coordinator:
         if cohort is None or (taken.kind == "train") != (self._phase == Phase.TRAINING):
             return
         cohort.take(device)
-        if self._round is not None and taken.kind == "train":
-            self._round.declared[device] = taken.examples
+        if taken.kind == "train" and taken.examples is not None and cohort.standing(device) == Standing.TAKEN:
+            self._training().declared.setdefault(device, taken.examples)
 
     def _on_declined(self, device: str, declined: Declined) -> None:
         cohort = self._cohort()
@@ -303,7 +314,7 @@ class Coordinator:
     # What time brings.
 
     def _tick(self, now: float) -> None:
-        for device in self._registry.expire(now):
+        for device in [*self._registry.expire(now), *self._overdue(now)]:
             self._on_gone(device, now)
         if self._phase == Phase.GATHERING:
             self._gather(now)
@@ -315,9 +326,12 @@ class Coordinator:
                     self._aggregate(now)
                 else:
                     self._repeat(now)
-        elif self._evaluating is not None and self._evaluating.done():
-            self._conclude(self._evaluating.result())
-        elif self._assessment is not None and self._collected(now):
+        elif self._evaluating is not None:
+            if self._evaluating.done():
+                self._conclude(self._evaluating.result())
+        elif self._assessment is None:
+            self._begin_evaluation(now)
+        elif self._collected(now):
             self._conclude(self._assessment.evaluation())
 
     def _gather(self, now: float) -> None:
@@ -331,11 +345,11 @@ class Coordinator:
                 f"{len(present)} of the {needed} devices that the run needs have joined fleet "
                 f"{config.fleet} within {config.join_timeout:.0f} s: start more, or lower --min-devices"
             )
-        elif now - self._since > config.patience:
+        elif now - self._progress_at > config.patience:
             self._fire(Event.PATIENCE_OUT)
             raise RunError(
-                f"only {len(present)} of {needed} devices were there for {config.patience:.0f} s; the run "
-                "is kept: give the same command to go on"
+                f"no round was completed for {config.patience:.0f} s ({len(present)} of {needed} devices are "
+                "here); the run is kept: give the same command to go on"
             )
 
     def _open_round(self, present: list[str], now: float) -> None:
@@ -365,7 +379,7 @@ class Coordinator:
                 config = self.run.config
                 task = self._training().task(config, device, nonce, bundle=bundle, model=model, left=left)
             self._desk.tell(device, task)
-        self._asked_at = now
+            self._asked_at[device] = now
 
     def _collected(self, now: float) -> bool:
         """Keep a cohort at work; True when there is nothing more to wait for."""
@@ -375,10 +389,9 @@ class Coordinator:
         called = cohort.call(returning=now < self._kept_until)
         if called and self._phase == Phase.TRAINING:
             self.store.set_selected(self._training().row, cohort.selected)
-        if called:
-            self._ask(called, now)
-        if now - self._asked_at > ASK_AGAIN:
-            self._ask(cohort.unanswered, now)
+        self._ask(called, now)
+        overdue = [d for d in cohort.unanswered if now - self._asked_at.get(d, 0.0) > ASK_AGAIN]
+        self._ask(overdue, now)
         if not cohort.exhausted:
             self._exhausted_since = None
             return False
@@ -401,15 +414,17 @@ class Coordinator:
         if old.hash != self._model.hash:
             self._publication.withdraw(old)
         self._seconds = now - done.began
+        self._progress_at, self._repeats = now, 0
         self._fire(Event.COHORT_COMPLETE)
-        self._begin_evaluation(now)
 
     def _repeat(self, now: float) -> None:
         accepted, row = len(self._training().cohort.accepted), self._training().row
         self._call_off(self._training(), "too few devices delivered; the round is repeated")
         self.store.repeat(row)
         self._round = None
-        self._not_before = now + PAUSE
+        # Devices that all decline would otherwise be asked, and their batteries drained, without a pause.
+        self._not_before = now + min(PAUSE * 2**self._repeats, LONGEST_PAUSE)
+        self._repeats += 1
         self._fire(Event.COHORT_SHORT)
         self.on_status(
             f"round {row.round} is repeated: {accepted} of at least {self.run.config.min_participants} "
@@ -419,26 +434,21 @@ class Coordinator:
     def _call_off(self, training: TrainingRound, reason: str) -> None:
         row = training.row
         for device in [*training.cohort.pending, *training.cohort.lost]:
-            cancel = Cancel(run=row.run, round=row.round, attempt=row.attempt, reason=reason)
+            cancel = Cancel(run=row.run, round=row.round, attempt=row.attempt, kind="train", reason=reason)
             self._desk.tell(device, cancel)
         self._admission.close()
         self._exhausted_since, self._kept_until = None, 0.0
 
     def _begin_evaluation(self, now: float) -> None:
-        where, row = self.run.config.evaluation, self._training().row
-        if where == "server" and self.evaluator is not None:
+        config, present = self.run.config, self._registry.present(now)
+        if config.evaluation == "server" and self.evaluator is not None:
             self._evaluating = self._pool.submit(self.evaluator.evaluate, self._state.weights)
-        elif where == "devices" and self._registry.present(now):
-            present = self._registry.present(now)
-            self._assessment = Assessment.open(
-                row,
-                present,
-                wanted=self.run.config.cohort_size(len(present)),
-                seed=self.run.config.seed,
-                now=now,
-            )
+        elif config.evaluation == "devices" and present:
+            wanted = config.cohort_size(len(present))
+            row = self._training().row
+            self._assessment = Assessment.open(row, present, wanted=wanted, seed=config.seed, now=now)
             self._ask(self._assessment.cohort.pending, now)
-        else:
+        elif config.evaluation != "devices" or now - self._since > config.grace:
             self._conclude(None)
 
     def _conclude(self, evaluation: Evaluation | None) -> None:
@@ -463,6 +473,17 @@ class Coordinator:
         if self._assessment is not None:
             return self._assessment.cohort
         return self._round.cohort if self._round is not None and self._phase == Phase.TRAINING else None
+
+    def _overdue(self, now: float) -> list[str]:
+        """Devices that went under a lease which has run out with their work not handed in."""
+        cohort, registry = self._cohort(), self._registry
+        return [
+            device
+            for device in (cohort.pending if cohort is not None else [])
+            if registry.get(device)
+            and not registry.is_present(device)
+            and not registry.holds_lease(device, now)
+        ]
 
     def _deadline(self) -> float:
         began = self._assessment.began if self._assessment is not None else self._training().began

@@ -11,13 +11,19 @@ HEARTBEAT = 20
 MISSED = 3
 """Heartbeats after which a silent device counts as gone."""
 
+KEPT_BOOTS = 8
+
 
 @dataclass(slots=True)
 class Device:
-    """One device as the server knows it. Times are the server's monotonic seconds."""
+    """One device as the server knows it. Times are the server's monotonic seconds.
+
+    ``boots`` are the processes of this install, in the order in which they first came.
+    """
 
     id: str
     install: str
+    boots: list[str]
     nonce: str
     examples: int
     last_seen: float
@@ -30,17 +36,30 @@ class Registry:
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
+        self._copies: set[str] = set()
 
-    def join(self, device: str, join: Join, now: float) -> bool:
-        """Take a join in; False if the id is in use by another install, which goes on undisturbed."""
+    def join(self, device: str, join: Join, now: float) -> str | None:
+        """Take a join in; the reason if it is refused, and the device that was there goes on undisturbed.
+
+        An install that starts again is welcome. A copy of a work folder is told apart by its process: one
+        that was followed by another and comes back has never ended, so what followed it is the copy.
+        """
         known = self._devices.get(device)
-        if known is not None and known.present and known.install != join.install:
-            return False
+        boots = [join.boot]
+        if known is not None and known.install == join.install:
+            if join.boot in self._copies:
+                return "its work folder is a copy of another device's: give it its own --work-dir and --id"
+            boots = [*known.boots[-KEPT_BOOTS:], join.boot]
+            first = boots.index(join.boot)
+            self._copies |= set(boots[first:]) - {join.boot}
+            boots = boots[: first + 1]
+        elif known is not None and known.present:
+            return "its id is in use by another device of this fleet: give it another --id"
         lease_until = None if join.lease is None else now + join.lease
         self._devices[device] = Device(
-            device, join.install, join.nonce, join.examples, now, lease_until=lease_until
+            device, join.install, boots, join.nonce, join.examples, now, lease_until=lease_until
         )
-        return True
+        return None
 
     def here(self, device: str, nonce: str, examples: int, now: float) -> bool:
         """Take a heartbeat in; False if the server does not know this connection and must ask who it is."""

@@ -108,7 +108,7 @@ class TrainingRound:
 
     def is_keyed(self, key: Key) -> bool:
         """Whether a message is about this attempt."""
-        return (key.run, key.round, key.attempt) == (self.row.run, self.row.round, self.row.attempt)
+        return key.key == (self.row.run, self.row.round, self.row.attempt)
 
     def largest_update(self, bundle: Bundle) -> int:
         """Bytes that an update may have."""

@@ -151,8 +151,10 @@ class Store:
             self._engine = sa.create_engine(url or f"sqlite:///{work_dir / 'edge.sqlite'}")
             if self._engine.dialect.name == "sqlite":
                 sa.event.listen(self._engine, "connect", _make_durable)
-            _tables.create_all(self._engine)
-            self._check_schema()
+            # Only the one server makes the tables; a reader that did so would get in its way.
+            if exclusive:
+                _tables.create_all(self._engine)
+            self._check_schema(exclusive)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
             self._lock.close()
             raise RunError(f"the store cannot be opened: {_first_line(error)}") from None
@@ -338,10 +340,10 @@ class Store:
                 "the database, then give the same command again"
             ) from None
 
-    def _check_schema(self) -> None:
+    def _check_schema(self, exclusive: bool) -> None:
         with self._engine.begin() as connection:
             found = connection.execute(sa.select(_meta.c.schema)).scalar()
-            if found is None:
+            if found is None and exclusive:
                 connection.execute(sa.insert(_meta).values(schema=SCHEMA))
             elif found != SCHEMA:
                 raise RunError(

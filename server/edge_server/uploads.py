@@ -11,7 +11,7 @@ OUTSTANDING = 256
 """Chunks granted and not yet here, over all devices: what one subscriber's queue holds with room."""
 WINDOW = 16
 """Chunks granted to one device at a time."""
-STALL = 3.0
+STALL = 6.0
 """Seconds without a chunk after which a device's range is granted anew, after the others'."""
 
 
@@ -21,6 +21,7 @@ class _Upload:
     incoming: Incoming
     span: tuple[int, int] | None = None
     moved: float = 0.0
+    held: bool = False
 
 
 class Uploads:
@@ -37,13 +38,14 @@ class Uploads:
         """
         known = self._uploads.get(device)
         if known is None or known.offer != offer:
-            self._uploads[device] = _Upload(offer, Incoming(offer.blob, limit=limit))
+            known = self._uploads[device] = _Upload(offer, Incoming(offer.blob, limit=limit))
+        known.held = False
 
     def add(self, device: str, chunk: Chunk, now: float) -> tuple[Offer, bytes] | None:
         """Take a chunk in; the offer and the whole update when it was the last.
 
         Raises:
-            ProtocolError: the whole is not what was announced; its chunks are granted anew.
+            ProtocolError: the whole is not what was announced.
         """
         upload = self._uploads.get(device)
         if upload is None or not upload.incoming.add(chunk):
@@ -57,9 +59,16 @@ class Uploads:
         del self._uploads[device]
         return upload.offer, data
 
-    def drop(self, device: str) -> None:
-        """Expect nothing more of the device."""
-        self._uploads.pop(device, None)
+    def hold(self, device: str) -> None:
+        """Grant nothing to the device until it offers again; what it has sent is kept."""
+        if device in self._uploads:
+            self._uploads[device].held = True
+            self._uploads[device].span = None
+
+    def drop(self, device: str) -> Offer | None:
+        """Expect nothing more of the device; returns what it had offered."""
+        upload = self._uploads.pop(device, None)
+        return upload.offer if upload is not None else None
 
     def clear(self) -> None:
         """Expect nothing more of anyone."""
@@ -74,7 +83,8 @@ class Uploads:
         free = OUTSTANDING - sum(u.span[1] - u.span[0] for u in self._uploads.values() if u.span)
         granted = []
         for device, upload in self._uploads.items():
-            span = upload.incoming.next_range(min(WINDOW, free)) if free and upload.span is None else None
+            ready = free and upload.span is None and not upload.held
+            span = upload.incoming.next_range(min(WINDOW, free)) if ready else None
             if span is not None:
                 upload.span, upload.moved = span, now
                 free -= span[1] - span[0]

@@ -59,6 +59,11 @@ class Cohort:
         if fresh and device not in self._candidates:
             self._candidates.append(device)
 
+    def has_place_for(self, device: str) -> bool:
+        """Whether a device may still be asked, which has neither delivered nor declined."""
+        busy = len(self.pending) + len(self.accepted)
+        return busy < self.wanted and self._standing.get(device, Standing.LOST) == Standing.LOST
+
     def withdraw(self, device: str) -> None:
         """A device that has gone cannot replace one that fails."""
         if device in self._candidates:

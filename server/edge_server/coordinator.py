@@ -32,6 +32,7 @@ from edge_sdk.protocol.messages import (
     Refused,
     Report,
     Taken,
+    Task,
     Welcome,
     Who,
 )
@@ -40,6 +41,7 @@ from edge_sdk.tensors import encode as encode_tensors
 from edge_sdk.transport import Connected, Disconnected, Transport
 from edge_server.admission import Admission
 from edge_server.aggregation import State
+from edge_server.call import Call
 from edge_server.cohort import Cohort, Standing
 from edge_server.desk import Desk
 from edge_server.evaluation import Evaluation, Evaluator
@@ -52,8 +54,6 @@ from edge_server.store import RunRow, Store
 logger = logging.getLogger(__name__)
 
 TICK = 0.05
-ASK_AGAIN = 4.0
-"""Seconds after which a task that nobody has taken is sent again."""
 JITTER = 2
 """Seconds over which devices spread their answers to ``who``."""
 PAUSE = 2.0
@@ -95,9 +95,7 @@ class Coordinator:
     _assessment: Assessment | None = field(default=None, init=False)
     _evaluating: Future[Evaluation] | None = field(default=None, init=False)
     _seconds: float = field(default=0.0, init=False)
-    _exhausted_since: float | None = field(default=None, init=False)
-    _kept_until: float = field(default=0.0, init=False)
-    _asked_at: dict[str, float] = field(default_factory=dict, init=False)
+    _call: Call | None = field(default=None, init=False)
     _progress_at: float = field(init=False)
     _repeats: int = field(default=0, init=False)
     _model: Ref = field(init=False)
@@ -179,7 +177,7 @@ class Coordinator:
             self._admission.open(self._round)
             self._phase = Phase.TRAINING
             # The places are kept for the devices that have them: with those come the same bits.
-            self._kept_until = now + self.run.config.grace
+            self._call_out(self._round.cohort, now, kept_until=now + self.run.config.grace)
             self.on_status(
                 f"round {last.round} goes on with {len(self._round.cohort.accepted)} updates already here"
             )
@@ -261,16 +259,14 @@ class Coordinator:
         if refusal := self._registry.join(device, join, now):
             self._desk.tell(device, Refused(nonce=join.nonce, code="id-in-use", reason=refusal))
             return
-        cohort = self._cohort()
-        waiting = cohort is not None and cohort.standing(device) in (Standing.ASKED, Standing.TAKEN)
-        if cohort is not None and not waiting and join.examples:
-            cohort.volunteer(device)
-            busy = len(cohort.pending) + len(cohort.accepted)
-            # Whoever has delivered or declined waits for the next round.
-            waiting = busy < cohort.wanted and cohort.standing(device) in (None, Standing.LOST)
+        call = self._call
+        at_work = call is not None and device in call.cohort.pending
         come_back = None
-        if join.lease is not None and cohort is not None and not waiting:
-            come_back = max(int(self._deadline() - now), 1)
+        if call is not None and not at_work:
+            if join.examples:
+                call.cohort.volunteer(device)
+            if join.lease is not None and not call.cohort.has_place_for(device):
+                come_back = max(int(call.deadline - now), 1)
         self._desk.tell(
             device,
             Welcome(
@@ -284,43 +280,42 @@ class Coordinator:
         )
         if self._phase == Phase.FINISHED:
             self._desk.tell(device, Finished(run=self.run.id, model=self._model))
-        if waiting and cohort is not None and cohort.standing(device) in (Standing.ASKED, Standing.TAKEN):
-            self._ask([device], now)
+        if call is not None and at_work:
+            call.ask([device], now)
 
     def _on_gone(self, device: str, now: float) -> None:
-        cohort = self._cohort()
-        if cohort is None:
+        if self._call is None:
             return
-        cohort.withdraw(device)
+        self._call.cohort.withdraw(device)
         self._admission.hold(device)
-        if not self._registry.holds_lease(device, now) and cohort.lose(device):
+        if not self._registry.holds_lease(device, now) and self._call.cohort.lose(device):
             self.on_status(f"device {device} has gone in round {self._training().row.round}")
 
     def _on_taken(self, device: str, taken: Taken) -> None:
-        cohort = self._cohort()
-        if cohort is None or (taken.kind == "train") != (self._phase == Phase.TRAINING):
+        if self._call is None or (taken.kind == "train") != (self._phase == Phase.TRAINING):
             return
+        cohort = self._call.cohort
         cohort.take(device)
         if taken.kind == "train" and taken.examples is not None and cohort.standing(device) == Standing.TAKEN:
             self._training().declared.setdefault(device, taken.examples)
 
     def _on_declined(self, device: str, declined: Declined) -> None:
-        cohort = self._cohort()
-        if cohort is not None and (declined.kind == "train") == (self._phase == Phase.TRAINING):
+        if self._call is not None and (declined.kind == "train") == (self._phase == Phase.TRAINING):
             self._admission.forget(device)
-            if cohort.drop(device):
+            if self._call.cohort.drop(device):
                 self.on_status(f"device {device} declines round {declined.round}: {declined.reason}")
 
     # What time brings.
 
     def _tick(self, now: float) -> None:
-        for device in [*self._registry.expire(now), *self._overdue(now)]:
+        overdue = self._call.overdue(now) if self._call is not None else []
+        for device in [*self._registry.expire(now), *overdue]:
             self._on_gone(device, now)
         if self._phase == Phase.GATHERING:
             self._gather(now)
         elif self._phase == Phase.TRAINING:
             self._admission.tick(now)
-            if self._collected(now):
+            if self._call is None or self._call.collected(now):
                 enough = len(self._training().cohort.accepted) >= self.run.config.min_participants
                 if enough:
                     self._aggregate(now)
@@ -329,9 +324,9 @@ class Coordinator:
         elif self._evaluating is not None:
             if self._evaluating.done():
                 self._conclude(self._evaluating.result())
-        elif self._assessment is None:
+        elif self._assessment is None or self._call is None:
             self._begin_evaluation(now)
-        elif self._collected(now):
+        elif self._call.collected(now):
             self._conclude(self._assessment.evaluation())
 
     def _gather(self, now: float) -> None:
@@ -363,40 +358,33 @@ class Coordinator:
         self._admission.open(self._round)
         self.first_start = False
         self._fire(Event.ENOUGH_DEVICES)
-        self._ask(self._round.cohort.pending, now)
+        self._call_out(self._round.cohort, now)
 
-    def _ask(self, devices: list[str], now: float) -> None:
-        """Send tasks to those of ``devices`` that are there."""
-        left = self._deadline() - now
-        for device in devices:
-            known = self._registry.get(device)
-            if known is None or not known.present:
-                continue
-            nonce, bundle, model = known.nonce, self._bundle_ref, self._model
-            if self._assessment is not None:
-                task = self._assessment.task(nonce, bundle=bundle, model=model, left=left)
-            else:
-                config = self.run.config
-                task = self._training().task(config, device, nonce, bundle=bundle, model=model, left=left)
-            self._desk.tell(device, task)
-            self._asked_at[device] = now
+    def _call_out(self, cohort: Cohort, now: float, *, kept_until: float = 0.0) -> None:
+        """Put a cohort to work on the open round or on its evaluation."""
+        config, training, assessment = self.run.config, self._training(), self._assessment
 
-    def _collected(self, now: float) -> bool:
-        """Keep a cohort at work; True when there is nothing more to wait for."""
-        cohort = self._assessment.cohort if self._assessment is not None else self._training().cohort
-        if cohort.complete or now >= self._deadline():
-            return True
-        called = cohort.call(returning=now < self._kept_until)
-        if called and self._phase == Phase.TRAINING:
-            self.store.set_selected(self._training().row, cohort.selected)
-        self._ask(called, now)
-        overdue = [d for d in cohort.unanswered if now - self._asked_at.get(d, 0.0) > ASK_AGAIN]
-        self._ask(overdue, now)
-        if not cohort.exhausted:
-            self._exhausted_since = None
-            return False
-        self._exhausted_since = self._exhausted_since or now
-        return not cohort.lost or now - self._exhausted_since > self.run.config.grace
+        def make_task(device: str, nonce: str, left: float) -> Task:
+            refs = {"bundle": self._bundle_ref, "model": self._model}
+            if assessment is not None:
+                return assessment.task(nonce, left=left, **refs)
+            return training.task(config, device, nonce, left=left, **refs)
+
+        def on_called() -> None:
+            if assessment is None:
+                self.store.set_selected(training.row, cohort.selected)
+
+        self._call = Call(
+            cohort=cohort,
+            deadline=now + config.deadline,
+            registry=self._registry,
+            desk=self._desk,
+            make_task=make_task,
+            on_called=on_called,
+            grace=config.grace,
+            kept_until=kept_until,
+        )
+        self._call.ask(cohort.pending, now)
 
     def _aggregate(self, now: float) -> None:
         """Apply the mean: model, state and round change in one transaction."""
@@ -437,7 +425,7 @@ class Coordinator:
             cancel = Cancel(run=row.run, round=row.round, attempt=row.attempt, kind="train", reason=reason)
             self._desk.tell(device, cancel)
         self._admission.close()
-        self._exhausted_since, self._kept_until = None, 0.0
+        self._call = None
 
     def _begin_evaluation(self, now: float) -> None:
         config, present = self.run.config, self._registry.present(now)
@@ -447,7 +435,7 @@ class Coordinator:
             wanted = config.cohort_size(len(present))
             row = self._training().row
             self._assessment = Assessment.open(row, present, wanted=wanted, seed=config.seed, now=now)
-            self._ask(self._assessment.cohort.pending, now)
+            self._call_out(self._assessment.cohort, now)
         elif config.evaluation != "devices" or now - self._since > config.grace:
             self._conclude(None)
 
@@ -456,7 +444,7 @@ class Coordinator:
         result = done.result(evaluation, model_bytes=self._model.size, seconds=self._seconds)
         self.store.set_figures(done.row, result.to_dict())
         self.last_evaluation = evaluation
-        self._round = self._assessment = self._evaluating = self._exhausted_since = None
+        self._round = self._assessment = self._evaluating = self._call = None
         last = self.run.round >= self.run.config.rounds
         self._fire(Event.LAST_EVALUATED if last else Event.EVALUATED)
         self.on_round(result)
@@ -467,27 +455,6 @@ class Coordinator:
     def _training(self) -> TrainingRound:
         assert self._round is not None
         return self._round
-
-    def _cohort(self) -> Cohort | None:
-        """The devices that are at work now, if any are."""
-        if self._assessment is not None:
-            return self._assessment.cohort
-        return self._round.cohort if self._round is not None and self._phase == Phase.TRAINING else None
-
-    def _overdue(self, now: float) -> list[str]:
-        """Devices that went under a lease which has run out with their work not handed in."""
-        cohort, registry = self._cohort(), self._registry
-        return [
-            device
-            for device in (cohort.pending if cohort is not None else [])
-            if registry.get(device)
-            and not registry.is_present(device)
-            and not registry.holds_lease(device, now)
-        ]
-
-    def _deadline(self) -> float:
-        began = self._assessment.began if self._assessment is not None else self._training().began
-        return began + self.run.config.deadline
 
     def _is_current(self, key: Key) -> bool:
         return self._round is not None and self._round.is_keyed(key)

@@ -67,6 +67,8 @@ def test_three_rounds_with_five_devices_end_with_a_trained_bundle(machine, norm)
     assert [line.split()[1] for line in server.out[:3]] == ["1/3", "2/3", "3/3"]
     assert server.out[3:] == ["wrote out/trained.edge"]
     assert sum(int(device.out[0].split()[1]) for device in devices) == 9
+    assert machine.run("runs", "--work-dir", "server", "--out", "again.edge").wait() == 0
+    assert Bundle.read(machine.folder / "again.edge").sha256 == trained.sha256
 
 
 def test_a_device_that_is_killed_in_a_round_does_not_stop_the_run(machine):

@@ -14,6 +14,7 @@ from edge_sdk.cli import Command
 from edge_sdk.commands import add_credentials, read_credentials, stop_on_signals
 from edge_sdk.data import load
 from edge_sdk.errors import RunError
+from edge_sdk.tensors import decode
 from edge_server.broker_config import SERVER, write_broker_config
 from edge_server.config import make_config, read_toml
 from edge_server.replay import replay
@@ -138,11 +139,24 @@ def _configure_work_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="URL")
 
 
+def _configure_runs(parser: argparse.ArgumentParser) -> None:
+    _configure_work_dir(parser)
+    parser.add_argument("--out", type=Path, metavar="F.edge", help="write the last run's present model")
+
+
 def _run_runs(options: argparse.Namespace) -> int:
     store = _existing_store(options)
-    for run in store.runs():
+    runs = store.runs()
+    for run in runs:
         status = "ended" if run.ended else "unfinished"
         print(f"{run.id[:12]}  {run.fleet}  {run.config.strategy}  {run.round}/{run.config.rounds}  {status}")
+    if options.out is not None:
+        if not runs:
+            raise RunError(f"there is no run in {options.work_dir}")
+        bundle = Bundle.read(store.blob(runs[-1].bundle))
+        weights = decode(store.blob(runs[-1].model), bundle.manifest.specs)
+        bundle.with_weights(weights).write(options.out)
+        print(f"wrote {options.out}")
     return 0
 
 
@@ -195,7 +209,7 @@ def _count_or_share(text: str) -> int | float:
 
 
 SERVE = Command("run the server: rounds over a fleet, to a trained bundle", _configure_serve, _run_serve)
-RUNS = Command("list the runs in a work folder", _configure_work_dir, _run_runs)
+RUNS = Command("list the runs in a work folder", _configure_runs, _run_runs)
 REPLAY = Command("recompute a run's models from its kept updates", _configure_work_dir, _run_replay)
 BROKER_CONFIG = Command(
     "write a mosquitto configuration with an ACL", _configure_broker_config, _run_broker_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,8 @@ class Evaluator:
     """Evaluates models of one bundle on one labelled data set.
 
     Raises:
-        DataError: the data set is empty, or its first example does not fit the model.
+        DataError: the data set is empty, or an example does not fit the model: said now, not after the
+            first round.
     """
 
     def __init__(self, bundle: Bundle, dataset: Dataset, *, threads: int = 0) -> None:
@@ -45,17 +47,16 @@ class Evaluator:
             raise DataError("the evaluation data is empty: give at least one labelled image")
         self._manifest = bundle.manifest
         self._dataset = dataset
-        prepare(dataset, np.arange(1), self._manifest.input, self._manifest.classes)
+        for _ in self._batches():
+            pass
         self._runtime = open_runtime(bundle, threads=threads)
 
     def evaluate(self, weights: Tensors) -> Evaluation:
-        """Predict all examples; DataError names one that does not fit the model."""
+        """Predict all examples."""
         self._runtime.set_weights(weights)
         classes, loss = self._manifest.classes, 0.0
         confusion = np.zeros((classes, classes), np.int64)
-        for start in range(0, len(self._dataset), BATCH):
-            indices = np.arange(start, min(start + BATCH, len(self._dataset)))
-            x, y = prepare(self._dataset, indices, self._manifest.input, classes)
+        for x, y in self._batches():
             logits = self._runtime.predict(x).astype(np.float64)
             logits -= logits.max(axis=1, keepdims=True)
             log_partition = np.log(np.exp(logits).sum(axis=1))
@@ -63,3 +64,8 @@ class Evaluator:
             np.add.at(confusion, (y, logits.argmax(axis=1)), 1)
         examples = len(self._dataset)
         return Evaluation(float(np.trace(confusion)) / examples, loss / examples, examples, confusion)
+
+    def _batches(self) -> Iterator[tuple[Array, Array]]:
+        for start in range(0, len(self._dataset), BATCH):
+            indices = np.arange(start, min(start + BATCH, len(self._dataset)))
+            yield prepare(self._dataset, indices, self._manifest.input, self._manifest.classes)

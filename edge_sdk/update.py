@@ -12,6 +12,7 @@ from edge_sdk.tensors import Array, Tensors, check_finite
 def difference(received: Mapping[str, Array], trained: Mapping[str, Array]) -> Tensors:
     """Δ = received − trained by name, in the tensors' own dtypes: a pseudo-gradient.
 
+    >>> import numpy as np
     >>> difference({"w": np.float32([3.0])}, {"w": np.float32([1.0])})["w"].tolist()
     [2.0]
     """

@@ -80,6 +80,10 @@ def test_a_device_reads_what_is_for_it_and_for_all_and_nothing_else(peer):
         one.subscribe(topic)
     one.subscribe(TOPICS.down("one", "+"))
     server.subscribe(TOPICS.up("one", "+"))
+    server.subscribe(TOPICS.up("server", "+"))
+    # A broker takes what one peer sends in order: when these have come, both have subscribed.
+    server.publish(TOPICS.up("server", "here"), b"listening")
+    heard(server, b"listening")
     one.publish(TOPICS.up("one", "join"), b"ready")
     heard(server, b"ready")
     for topic in (TOPICS.down("two", "task"), TOPICS.up("two", "offer"), TOPICS.all("who")):

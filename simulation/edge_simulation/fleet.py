@@ -13,6 +13,7 @@ from edge_sdk.data import ArrayDataset, save_npz
 from edge_sdk.errors import EdgeError
 
 STOP_SECONDS = 3.0
+INTERRUPTED = 130
 
 
 class DeviceProcesses:
@@ -83,10 +84,10 @@ class DeviceProcesses:
     def check(self) -> None:
         """Raise EdgeError with the last words of a device that has ended in failure."""
         for name, process in self._processes.items():
-            if process.poll() not in (None, 0, -9):
-                raise EdgeError(
-                    f"device {name} ended with status {process.returncode}: {self.last_words(name)}"
-                )
+            status = process.poll() or 0
+            # Ctrl-C reaches the devices too, and a killed one is for the server to do without.
+            if status > 0 and status != INTERRUPTED:
+                raise EdgeError(f"device {name} ended with status {status}: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:
         """The last line of a device's log."""

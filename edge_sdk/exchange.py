@@ -67,9 +67,9 @@ class Exchange:
                 finally:
                     self._link.unsubscribe_block(ref.hash, block)
         last = time.monotonic()
-        while span_or_none := incoming.next_range(WINDOW):
-            self._link.send(Grant(blob=ref.hash, start=span_or_none[0], stop=span_or_none[1]))
-            if self._collect(incoming, span_or_none, cancelled):
+        while missing := incoming.next_range(WINDOW):
+            self._link.send(Grant(blob=ref.hash, start=missing[0], stop=missing[1]))
+            if self._collect(incoming, missing, cancelled):
                 last = time.monotonic()
             elif time.monotonic() - last > GIVE_UP:
                 raise BrokerError(f"the model {ref.hash[:12]} could not be fetched: nothing came for 60 s")

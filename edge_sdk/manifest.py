@@ -24,6 +24,10 @@ variance, or a frozen parameter: averaged, never with momentum. ``counter`` is a
 advance, never a float.
 """
 
+Option: TypeAlias = Literal["momentum", "proximal", "clipping"]
+"""What a train program can do beyond SGD with weight decay; each costs inputs and time, so each is asked for
+at the export."""
+
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 
 
@@ -88,6 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     head: tuple[str, ...]
     feature_size: Size
     noise: tuple[Noise, ...] = ()
+    options: tuple[Option, ...] = ()
     runtimes: dict[str, Programs]
     members: dict[str, Member] = {}
 
@@ -100,6 +105,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def rules(self) -> dict[str, Rule]:
         """Rule of aggregation by tensor name."""
         return {parameter.name: parameter.rule for parameter in self.parameters}
+
+    @property
+    def trainable(self) -> list[TensorSpec]:
+        """The tensors that training moves: those of rule ``mean``."""
+        return [parameter.spec for parameter in self.parameters if parameter.rule == "mean"]
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from edge_sdk.data import Dataset, batches, prepare
 from edge_sdk.errors import DataError
 from edge_sdk.manifest import Manifest
-from edge_sdk.runtime import Runtime, Sums
+from edge_sdk.runtime import Optimiser, Runtime, Sums
 from edge_sdk.tensors import Array
 
 EVALUATION_BATCH = 256
@@ -23,20 +23,18 @@ class Cancelled(Exception):  # noqa: N818 - a request, not an error
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """How a device trains in one round: plain SGD over shuffled batches.
+    """How a device trains in one round: SGD over shuffled batches.
 
     Args:
         epochs: passes over the device's data.
         batch_size: examples in a step; the last batch of an epoch may be smaller.
-        lr: learning rate η.
-        weight_decay: L2 coefficient, added to the gradient of trainable parameters only.
+        optimiser: of each step.
         seed: of the shuffles and the dropout noise; the same seed gives the same update.
     """
 
     epochs: int
     batch_size: int
-    lr: float
-    weight_decay: float
+    optimiser: Optimiser
     seed: int
 
 
@@ -80,14 +78,7 @@ def train(
             raise Cancelled
         x, y = prepare(dataset, indices[batch], manifest.input, manifest.classes)
         noise = [noise_rng.random((len(y), *n.shape), np.float32) for n in manifest.noise]
-        totals += runtime.train_step(
-            x,
-            y,
-            np.ones(len(y), np.float32),
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            noise=noise,
-        )
+        totals += runtime.train_step(x, y, np.ones(len(y), np.float32), settings.optimiser, noise)
         if on_progress is not None:
             on_progress(Progress(step, steps, totals.loss / totals.examples))
     return totals

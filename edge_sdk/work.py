@@ -15,7 +15,7 @@ from edge_sdk.exchange import Exchange
 from edge_sdk.link import Link
 from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Key, Offer, Receipt, Ref, Report, Taken, Task, number, to_number
-from edge_sdk.runtime import Runtime, open_runtime
+from edge_sdk.runtime import Optimiser, Runtime, open_runtime
 from edge_sdk.tensors import Array, Tensors, decode, encode
 from edge_sdk.workspace import Newest, Workspace
 
@@ -121,13 +121,24 @@ class Worker:
         settings = training.LocalTraining(
             epochs=task.epochs,
             batch_size=task.batch_size,
-            lr=number(task.lr),
-            weight_decay=number(task.weight_decay),
+            optimiser=Optimiser(
+                lr=number(task.lr),
+                weight_decay=number(task.weight_decay),
+                momentum=number(task.momentum),
+                proximal=number(task.proximal),
+                clip_norm=number(task.clip_norm),
+            ),
             seed=task.seed,
         )
+        if task.keep_momentum:
+            velocity = self.workspace.velocity(task.run)
+            if velocity is not None:
+                runtime.set_velocity(decode(velocity, manifest.trainable))
         training.train(
             runtime, manifest, dataset, mine, settings, on_progress=self.on_progress, cancelled=cancelled
         )
+        if task.keep_momentum:
+            self.workspace.set_velocity(task.run, encode(runtime.get_velocity()))
         if not set(manifest.rules.values()) <= task.bounds.keys():
             raise ProtocolError("the task gives no bound for a rule of aggregation that the bundle has")
         delta = update.difference(received, runtime.get_weights())

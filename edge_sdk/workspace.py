@@ -32,6 +32,13 @@ class Newest(msgspec.Struct, frozen=True):
     model: str
 
 
+class Velocity(msgspec.Struct, frozen=True):
+    """The local velocity that a run's rounds hand on: SHA-256 of its tensors."""
+
+    run: str
+    tensors: str
+
+
 class Workspace:
     """The folder at ``path``, made where it is missing and locked until :meth:`close`.
 
@@ -114,9 +121,20 @@ class Workspace:
         """The update has its receipt."""
         (self.path / "pending.json").unlink(missing_ok=True)
 
+    def velocity(self, run: str) -> bytes | None:
+        """The local velocity that an earlier round of ``run`` has left, if there is one."""
+        kept = self._read("velocity.json", Velocity)
+        return self.blob(kept.tensors) if kept is not None and kept.run == run else None
+
+    def set_velocity(self, run: str, tensors: bytes) -> None:
+        """Keep the local velocity for the next round of ``run``, over restarts."""
+        kept = Velocity(run, self.keep(tensors))
+        write_atomically(self.path / "velocity.json", msgspec.json.encode(kept))
+
     def _referenced(self) -> set[str]:
-        newest, pending = self.newest, self.pending
+        newest, pending, velocity = self.newest, self.pending, self._read("velocity.json", Velocity)
         kept = {newest.bundle, newest.model} if newest else set()
+        kept |= {velocity.tensors} if velocity else set()
         return kept | ({pending.blob.hash} if pending else set())
 
     def _blob_path(self, digest: str) -> Path:

@@ -168,6 +168,10 @@ class Task(Key, frozen=True, kw_only=True):
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 32
     lr: Number = "0"
     weight_decay: Number = "0"
+    momentum: Number = "0"
+    keep_momentum: bool = False
+    proximal: Number = "0"
+    clip_norm: Number = "0"
     seed: Count = 0
     bounds: dict[str, Log2] = {}
     exponents: dict[str, Log2] = {}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import RuntimeUnavailableError
+from edge_sdk.manifest import Option
 from edge_sdk.tensors import Array, Tensors
 
-__all__ = ["Runtime", "Sums", "open_runtime"]
+__all__ = ["Optimiser", "Runtime", "Sums", "open_runtime"]
 
 
 class Sums(NamedTuple):
@@ -27,24 +29,55 @@ class Sums(NamedTuple):
         return Sums(self.loss + other.loss, self.correct + other.correct, self.examples + other.examples)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimiser:
+    """Stochastic gradient descent as ``torch.optim.SGD`` has it, without Nesterov momentum.
+
+    What is 0 is off. The last three need a bundle that was exported with the option.
+
+    Args:
+        lr: learning rate η.
+        weight_decay: L2 coefficient of trainable parameters.
+        momentum: of the local velocity, ``momentum``.
+        proximal: μ of FedProx (Li et al., arXiv 1812.06127): μ/2 ‖w − w_received‖² is added to the loss,
+            ``proximal``.
+        clip_norm: largest L2 norm of the whole gradient, before weight decay, ``clipping``.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    proximal: float = 0.0
+    clip_norm: float = 0.0
+
+    def options(self) -> set[Option]:
+        """The options that a bundle must have for this."""
+        wanted: dict[Option, float] = {
+            "momentum": self.momentum,
+            "proximal": self.proximal,
+            "clipping": self.clip_norm,
+        }
+        return {option for option, value in wanted.items() if value}
+
+
 class Runtime(Protocol):
     """A bundle's programs with one set of weights, which stay in the runtime's memory between steps."""
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Copy in all weights and buffers; names, shapes and dtypes are those of the manifest."""
+        """Copy in all weights and buffers, at which a round begins: the proximal term pulls towards them,
+        and the local velocity is 0."""
 
     def get_weights(self) -> Tensors:
         """Copy out all weights and buffers."""
 
+    def set_velocity(self, velocity: Mapping[str, Array]) -> None:
+        """Copy in the local velocity, one float32 tensor for each trainable parameter."""
+
+    def get_velocity(self) -> Tensors:
+        """Copy out the local velocity; empty for a bundle without ``momentum``."""
+
     def train_step(
-        self,
-        x: Array,
-        y: Array,
-        sample_weight: Array,
-        *,
-        lr: float,
-        weight_decay: float,
-        noise: Sequence[Array] = (),
+        self, x: Array, y: Array, sample_weight: Array, optimiser: Optimiser, noise: Sequence[Array] = ()
     ) -> Sums:
         """One optimiser step on a batch ``x`` float32 [B, C, H, W], ``y`` int64 [B], weights float32 [B]."""
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime as ort
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import RuntimeUnavailableError
-from edge_sdk.runtime import Sums
-from edge_sdk.tensors import Array, Tensors, check
+from edge_sdk.errors import BundleError, RuntimeUnavailableError
+from edge_sdk.runtime import Optimiser, Sums
+from edge_sdk.tensors import Array, Tensors, TensorSpec, check
 
 
 class OnnxRuntime:
@@ -37,7 +37,12 @@ class OnnxRuntime:
         self._providers = _check_providers(providers)
         self._threads = threads
         self._sessions = lru_cache(maxsize=None)(self._open)
+        self._options = bundle.manifest.options
+        self._trainable = bundle.manifest.trainable
         self._spare: dict[str, Any] = {}
+        self._anchor: dict[str, Any] = {}
+        self._velocity: dict[str, Any] = {}
+        self._spare_velocity: dict[str, Any] = {}
         self.set_weights(bundle.weights)
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
@@ -47,43 +52,66 @@ class OnnxRuntime:
             TensorError: they are not those that the manifest declares.
         """
         check(weights, self._specs)
-        # A copy of our own each: an OrtValue on the CPU shares the array's memory.
-        self._weights = {spec.name: _value(weights[spec.name].copy()) for spec in self._specs}
+        self._weights = _values(self._specs, weights)
+        if "proximal" in self._options:
+            # Training never writes to these buffers: its outputs are the spare ones.
+            self._anchor = _values(self._trainable, weights)
+        if "momentum" in self._options:
+            self._velocity = _zeros(self._trainable)
 
     def get_weights(self) -> Tensors:
         """Copy out all weights and buffers."""
         return {name: np.array(value.numpy()) for name, value in self._weights.items()}
 
+    def set_velocity(self, velocity: Mapping[str, Array]) -> None:
+        """Copy in the local velocity.
+
+        Raises:
+            TensorError: it is not one tensor for each trainable parameter.
+        """
+        check(velocity, self._trainable)
+        self._velocity = _values(self._trainable, velocity)
+
+    def get_velocity(self) -> Tensors:
+        """Copy out the local velocity; empty for a bundle without ``momentum``."""
+        return {name: np.array(value.numpy()) for name, value in self._velocity.items()}
+
     def train_step(
-        self,
-        x: Array,
-        y: Array,
-        sample_weight: Array,
-        *,
-        lr: float,
-        weight_decay: float,
-        noise: Sequence[Array] = (),
+        self, x: Array, y: Array, sample_weight: Array, optimiser: Optimiser, noise: Sequence[Array] = ()
     ) -> Sums:
-        """One optimiser step; see :class:`edge_sdk.runtime.Runtime`."""
+        """One optimiser step; see :class:`edge_sdk.runtime.Runtime`.
+
+        Raises:
+            BundleError: the bundle was exported without an option that ``optimiser`` needs.
+        """
+        if missing := sorted(optimiser.options() - set(self._options)):
+            raise BundleError(f"the bundle was exported without the option {missing[0]}: export it again")
         session = self._sessions("train")
         if not self._spare:
-            self._spare = {spec.name: _value(np.zeros(spec.shape, spec.dtype)) for spec in self._specs}
+            self._spare = _zeros(self._specs)
+            self._spare_velocity = _zeros(self._trainable if self._velocity else [])
         feed = {
             "x": x,
             "y": y,
             "sample_weight": sample_weight,
-            "lr": np.array(lr, np.float32),
-            "weight_decay": np.array(weight_decay, np.float32),
+            "lr": np.array(optimiser.lr, np.float32),
+            "weight_decay": np.array(optimiser.weight_decay, np.float32),
+            "momentum": np.array(optimiser.momentum, np.float32),
+            "proximal": np.array(optimiser.proximal, np.float32),
+            "clip_norm": np.array(optimiser.clip_norm or np.finfo(np.float32).max, np.float32),
             **{f"noise{i}": drawn for i, drawn in enumerate(noise)},
         }
         binding = self._bind(session, feed)
         for name, value in self._spare.items():
             binding.bind_ortvalue_output(f"new/{name}", value)
+        for name, value in self._spare_velocity.items():
+            binding.bind_ortvalue_output(f"new_velocity/{name}", value)
         loss, correct = _value(np.zeros((), np.float32)), _value(np.zeros((), np.int64))
         binding.bind_ortvalue_output("loss_sum", loss)
         binding.bind_ortvalue_output("correct", correct)
         session.run_with_iobinding(binding)
         self._weights, self._spare = self._spare, self._weights
+        self._velocity, self._spare_velocity = self._spare_velocity, self._velocity
         return Sums(float(loss.numpy()), int(correct.numpy()), int(np.count_nonzero(sample_weight)))
 
     def evaluate(self, x: Array, y: Array) -> Sums:
@@ -111,9 +139,11 @@ class OnnxRuntime:
 
     def _bind(self, session: Any, feed: Mapping[str, Array]) -> Any:
         binding = session.io_binding()
+        held = {"weights": self._weights, "velocity": self._velocity, "anchor": self._anchor}
         for name in (node.name for node in session.get_inputs()):
-            if name.startswith("weights/"):
-                binding.bind_ortvalue_input(name, self._weights[name.removeprefix("weights/")])
+            group, _, tensor = name.partition("/")
+            if group in held:
+                binding.bind_ortvalue_input(name, held[group][tensor])
             else:
                 binding.bind_ortvalue_input(name, _value(np.ascontiguousarray(feed[name])))
         return binding
@@ -131,6 +161,15 @@ class OnnxRuntime:
 
 def _value(array: Array) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _values(specs: Sequence[TensorSpec], tensors: Mapping[str, Array]) -> dict[str, Any]:
+    # A copy of our own each: an OrtValue on the CPU shares the array's memory.
+    return {spec.name: _value(tensors[spec.name].copy()) for spec in specs}
+
+
+def _zeros(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    return {spec.name: _value(np.zeros(spec.shape, spec.dtype)) for spec in specs}
 
 
 def _check_providers(providers: Sequence[str] | None) -> Sequence[str]:

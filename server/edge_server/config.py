@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from edge_sdk.errors import RunError
 from edge_sdk.protocol import check_id
+from edge_sdk.runtime import Optimiser
 from edge_server.aggregation import Precision, Strategy, fedavg, fedavgm, plan_precision
 
 Seconds = Annotated[float, Meta(gt=0, le=10_000_000)]
@@ -37,6 +38,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         grace: seconds that a lost device, whom nobody can replace, has to come back.
         patience: seconds that a started run waits for devices before it stops (and can be resumed).
         epochs, batch_size, lr, weight_decay: local training.
+        local_momentum: of the devices' SGD; the velocity is 0 at the start of every round, or kept on the
+            device from round to round with ``keep_momentum``.
+        proximal: μ of FedProx (arXiv 1812.06127), 0 for none.
+        clip_norm: largest norm of a local gradient, 0 for no clipping. These three need a bundle that was
+            exported with the option.
         schedule: of ``lr`` over the rounds: ``constant``, ``exponential`` (times ``decay`` a round) or
             ``cosine`` (to 0 after the last round).
         evaluation: on the ``server``'s data, on the ``devices``' held-out shares, or ``none``.
@@ -62,6 +68,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 32
     lr: Rate = 0.05
     weight_decay: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    local_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    keep_momentum: bool = False
+    proximal: Annotated[float, Meta(ge=0)] = 0.0
+    clip_norm: Annotated[float, Meta(ge=0)] = 0.0
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
     decay: Annotated[float, Meta(gt=0, le=1)] = 0.99
     evaluation: Literal["server", "devices", "none"] = "server"
@@ -88,6 +98,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(
                 f"participants is {self.participants}: give a count to {MAX_COHORT} or a fraction in (0, 1]"
             )
+        if self.keep_momentum and not self.local_momentum:
+            raise RunError("keep_momentum has nothing to keep: give local_momentum")
         if whole and self.min_participants > self.participants:
             raise RunError(
                 f"min_participants is {self.min_participants}, but only {self.participants} take part"
@@ -110,6 +122,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.min_devices:
             return self.min_devices
         return self.participants if isinstance(self.participants, int) else self.min_participants
+
+    def optimiser_of(self, round_number: int) -> Optimiser:
+        """The devices' optimiser in round ``round_number``, from 1."""
+        return Optimiser(
+            lr=self.lr_of(round_number),
+            weight_decay=self.weight_decay,
+            momentum=self.local_momentum,
+            proximal=self.proximal,
+            clip_norm=self.clip_norm,
+        )
 
     def lr_of(self, round_number: int) -> float:
         """Local learning rate of round ``round_number``, from 1."""

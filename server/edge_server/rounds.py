@@ -118,6 +118,7 @@ class TrainingRound:
         self, config: RunConfig, device: str, nonce: str, *, bundle: Ref, model: Ref, left: float
     ) -> Task:
         """What ``device`` is asked."""
+        optimiser = config.optimiser_of(self.row.round)
         return Task(
             run=self.row.run,
             round=self.row.round,
@@ -129,8 +130,12 @@ class TrainingRound:
             deadline=max(int(left), 1),
             epochs=config.epochs,
             batch_size=config.batch_size,
-            lr=to_number(config.lr_of(self.row.round)),
-            weight_decay=to_number(config.weight_decay),
+            lr=to_number(optimiser.lr),
+            weight_decay=to_number(optimiser.weight_decay),
+            momentum=to_number(optimiser.momentum),
+            keep_momentum=config.keep_momentum,
+            proximal=to_number(optimiser.proximal),
+            clip_norm=to_number(optimiser.clip_norm),
             seed=device_seed(config.seed, self.row.round, device),
             bounds=dict(self.precision.bounds),
             exponents=dict(self.precision.exponents),

@@ -75,6 +75,12 @@ class Server:
     ) -> None:
         self._bundle = bundle if isinstance(bundle, Bundle) else Bundle.read(bundle)
         self._config = config.check()
+        needed = config.optimiser_of(1).options()
+        if missing := sorted(needed - set(self._bundle.manifest.options)):
+            raise RunError(
+                f"the run needs the option {missing[0]}, without which the bundle was exported: export it "
+                f"with --options {','.join(sorted(needed))}"
+            )
         self._transport = (
             MqttTransport(broker, name=f"edge-server-{config.fleet}", credentials=credentials)
             if isinstance(broker, str)

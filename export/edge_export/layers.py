@@ -9,13 +9,13 @@ weight 0, must leave no trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from edge_export.batch_norm import WeightedNormalisation
 from edge_export.errors import ExportError
 
 NoiseSource = Callable[[tuple[int, ...]], Tensor]
@@ -66,8 +66,11 @@ class WeightedBatchNorm(TorchFunctionMode):
 
     Mean, biased variance, the unbiased running variance and, by differentiation, the backward pass use
     Σw where PyTorch uses the batch size; at equal weights it is PyTorch's BatchNorm (Ioffe and Szegedy,
-    arXiv 1502.03167). It is built of sums, since ONNX Runtime's BatchNormalization in training mode
-    overwrites its own inputs and is left out of its small builds.
+    arXiv 1502.03167). It is not ONNX Runtime's BatchNormalization in training mode, which overwrites its
+    own inputs and is left out of its small builds: see :mod:`edge_export.batch_norm`.
+
+    A batch of a single value a channel, for which PyTorch raises because it has no variance, is normalised
+    to 0 and leaves the running variance as it is.
 
     Args:
         sample_weight: float [batch], the sum above 0.
@@ -103,20 +106,15 @@ class WeightedBatchNorm(TorchFunctionMode):
             return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         if input.shape[0] != self._sample_weight.shape[0]:
             raise ExportError("a BatchNorm layer sees a first axis that is not the batch")
-        per_channel = [1, -1, *[1] * (input.dim() - 2)]
-        dims = [0, *range(2, input.dim())]
-        share = self._sample_weight.to(input.dtype).reshape(-1, *[1] * (input.dim() - 1))
-        count = self._sample_weight.sum() * input[0, 0].numel()
-
-        mean = (input * share).sum(dims) / count
-        centred = input - mean.view(per_channel)
-        variance = (centred * centred * share).sum(dims) / count
+        share = self._sample_weight.to(input.dtype)
+        scale = input.new_ones(input.shape[1]) if weight is None else weight
+        shift = input.new_zeros(input.shape[1]) if bias is None else bias
+        normalise = cast(Callable[..., tuple[Tensor, ...]], WeightedNormalisation.apply)
+        output, mean, variance, *_ = normalise(input, share, scale, shift, eps)
         if running_mean is not None and running_var is not None:
-            unbiased = variance * (count / (count - 1).clamp(min=1))
+            count = self._sample_weight.sum() * input[0, 0].numel()
+            unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
+            moved = momentum * (count > 1).to(input.dtype)
             running_mean.copy_(running_mean * (1 - momentum) + mean.detach() * momentum)
-            running_var.copy_(running_var * (1 - momentum) + unbiased.detach() * momentum)
-        scale = torch.rsqrt(variance + eps)
-        if weight is not None:
-            scale = scale * weight
-        output = centred * scale.view(per_channel)
-        return output if bias is None else output + bias.view(per_channel)
+            running_var.copy_(running_var * (1 - moved) + unbiased * moved)
+        return output

@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edge_export.decompositions import TABLE
+from edge_export.decompositions import FORWARD, TRAIN
 from edge_export.errors import ExportError
 from edge_export.onnx_operators import TRANSLATIONS
+from edge_export.plain_functions import PlainFunctions
 from edge_export.programs import Program
 from edge_export.translator import OperatorError, Translator
 
@@ -57,7 +57,8 @@ def _trace(program: Program) -> tuple[fx.GraphModule, list[str]]:
     results: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = program.run(dict(zip(names, tensors, strict=True)))
+        with PlainFunctions():
+            outputs = program.run(dict(zip(names, tensors, strict=True)))
         results[:] = outputs
         return tuple(outputs.values())
 
@@ -71,10 +72,11 @@ def _trace(program: Program) -> tuple[fx.GraphModule, list[str]]:
         return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
     tensors = [fake(name, tensor) for name, tensor in program.arguments.items()]
-    # Attention as plain products: its fused kernels have neither a decomposition nor a translation.
-    with sdpa_kernel(SDPBackend.MATH):
-        pure = functionalize(flat, remove="mutations")
-        traced = make_fx(pure, decomposition_table=TABLE, tracing_mode="symbolic")(*tensors)
+    table = TRAIN if program.trains else FORWARD
+    traced = make_fx(flat, decomposition_table=table, tracing_mode="symbolic")(*tensors)
+    traced.graph.eliminate_dead_code()
+    # Only now, because functionalize knows no autograd.Function.
+    traced = make_fx(functionalize(traced, remove="mutations"), tracing_mode="symbolic")(*tensors)
     _check_any_batch(tensors[names.index("x")].shape[0], shapes)
     traced.graph.eliminate_dead_code()
     return traced, results

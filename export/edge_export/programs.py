@@ -29,12 +29,14 @@ class Program:
         arguments: examples; the first axis of those named in ``batched`` is the batch, of BATCH samples.
         batched: names of the arguments with a batch axis.
         batched_results: names of the results with a batch axis, also the first.
+        trains: whether it differentiates and changes the weights.
     """
 
     run: Callable[[Tensors], Tensors]
     arguments: Tensors
     batched: frozenset[str]
     batched_results: frozenset[str] = frozenset()
+    trains: bool = False
 
 
 def train(classifier: Classifier) -> Program:
@@ -61,7 +63,7 @@ def train(classifier: Classifier) -> Program:
 
     scalars = {"lr": torch.tensor(0.1), "weight_decay": torch.tensor(0.0)}
     arguments = {**_weights(classifier), **_batch(classifier), **scalars, **noise}
-    return Program(run, arguments, frozenset({"x", "y", "sample_weight", *noise}))
+    return Program(run, arguments, frozenset({"x", "y", "sample_weight", *noise}), trains=True)
 
 
 def evaluate(classifier: Classifier) -> Program:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions import activations, convolution, pooling
+from edge_export.decompositions import activations, convolution, embedding, pooling
 from edge_export.decompositions.convolution import Geometry
 
 torch.manual_seed(0)
@@ -21,6 +21,9 @@ CONVOLUTIONS = {
     "1x1, stride 2": (2, 3, 4, 9, 7, (1, 1), (2, 2), (0, 0), (1, 1), 1),
     "depthwise": (2, 6, 6, 9, 7, (3, 3), (1, 1), (1, 1), (1, 1), 6),
     "depthwise, stride 2, dilated": (2, 6, 6, 10, 9, (3, 3), (2, 2), (2, 2), (2, 2), 6),
+    "depthwise, large odd map": (3, 4, 4, 17, 15, (3, 5), (1, 1), (1, 2), (1, 1), 4),
+    "depthwise, large map, stride 2, dilated": (2, 4, 4, 24, 23, (3, 3), (2, 2), (2, 1), (2, 1), 4),
+    "depthwise, one pixel": (3, 4, 4, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), 4),
     "depthwise, padding beyond the kernel": (2, 4, 4, 5, 5, (2, 2), (1, 1), (2, 2), (1, 1), 4),
     "two channels out for each in": (2, 4, 8, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 4),
     "groups": (3, 6, 9, 8, 7, (3, 3), (2, 1), (1, 0), (1, 1), 3),
@@ -34,6 +37,9 @@ def test_convolution_gradients_are_autograds(case):
     weight = torch.randn(out, channels // groups, *kernel, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(out, dtype=torch.float64, requires_grad=True)
     output = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    ours = convolution.forward(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    if ours is not NotImplemented:
+        torch.testing.assert_close(ours, output)
     grad = torch.randn_like(output)
     expected = torch.autograd.grad(output, [x, weight, bias], grad)
     found = convolution.backward(
@@ -95,6 +101,17 @@ def test_adaptive_average_pooling_is_torchs(out):
     grad = torch.randn_like(expected)
     (reference,) = torch.autograd.grad(expected, [x], grad)
     torch.testing.assert_close(pooling.adaptive_average_backward(grad, x), reference)
+
+
+@pytest.mark.parametrize("padding_index", [-1, 2])
+def test_embedding_gradient_is_autograds(padding_index):
+    table = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    indices = torch.tensor([[0, 2, 2], [4, 0, 0]])
+    padding = None if padding_index < 0 else padding_index
+    output = functional.embedding(indices, table, padding_idx=padding)
+    grad = torch.randn_like(output)
+    (expected,) = torch.autograd.grad(output, [table], grad)
+    torch.testing.assert_close(embedding.backward(grad, indices, 5, padding_index, False), expected)
 
 
 def test_relu_gradient_is_autograds_at_the_kink_too():

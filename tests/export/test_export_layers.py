@@ -42,11 +42,32 @@ def test_a_sample_of_weight_zero_moves_no_statistic():
     torch.testing.assert_close(ours.running_var, theirs.running_var)
 
 
-def test_batchnorm_over_one_pixel_of_a_single_sample_stays_finite():
-    with WeightedBatchNorm(torch.ones(1)):
-        layer = nn.BatchNorm2d(2)
-        layer(torch.randn(1, 2, 1, 1))
-    assert torch.isfinite(layer.running_var).all()
+def test_a_single_value_a_channel_gives_zeros_and_leaves_the_running_variance():
+    layer = nn.BatchNorm2d(2)
+    layer.running_var.fill_(3.0)
+    with WeightedBatchNorm(torch.tensor([1.0, 0.0])):
+        output = layer(torch.randn(2, 2, 1, 1))
+    assert torch.equal(output[0], torch.zeros(2, 1, 1))
+    assert torch.equal(layer.running_var, torch.full((2,), 3.0))
+    assert not torch.equal(layer.running_mean, torch.zeros(2))
+
+
+@pytest.mark.parametrize("size", [(), (3,), (4, 2), (16, 9)])
+def test_batchnorm_gradients_by_all_its_inputs_are_torchs_with_samples_left_out(size):
+    x = torch.randn(5, 3, *size, dtype=torch.float64, requires_grad=True)
+    scale, shift = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    kept = torch.tensor([True, False, True, True, False])
+    expected = functional.batch_norm(x[kept], None, None, scale, shift, training=True)
+    with WeightedBatchNorm(kept.to(torch.float64)):
+        found = functional.batch_norm(x, None, None, scale, shift, training=True)
+    grad = torch.randn_like(expected)
+    torch.testing.assert_close(found[kept], expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(found[kept], [x, scale, shift], grad),
+        torch.autograd.grad(expected, [x, scale, shift], grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])

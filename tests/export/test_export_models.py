@@ -24,6 +24,6 @@ def test_a_model_is_as_large_as_published_and_gives_logits(model, shape, weights
 def test_mobilenet_v2_has_torchvisions_names():
     names = models.MobileNetV2().state_dict().keys()
     assert len(names) == 314
-    assert list(names)[0] == "features.0.0.weight"
+    assert next(iter(names)) == "features.0.0.weight"
     assert {"features.1.conv.0.0.weight", "features.1.conv.2.running_var", "features.18.1.bias"} <= names
     assert list(names)[-2:] == ["classifier.1.weight", "classifier.1.bias"]

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch_oracle import Run, assert_steps_like_torch, feed_of, random_batch
 
+from edge_export import models
 from edge_export.classifier import examine
 from edge_export.onnx import lower
 from edge_export.programs import train
@@ -24,6 +25,24 @@ class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         left, right = self.left(x), self.right(x)
         return self.head(torch.cat([left + right, right.tanh()], 1).flatten(1))
+
+
+class Attention(nn.Module):
+    """Patches as words, an embedding of their places, self-attention, LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 3, stride=3)
+        self.places = nn.Embedding(6, 16)
+        self.norm = nn.LayerNorm(16)
+        self.attention = nn.Linear(16, 48)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = self.patches(x).flatten(2).transpose(1, 2) + self.places(torch.arange(6))
+        q, k, v = self.attention(self.norm(words)).reshape(-1, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 6, 16)
+        return self.head((words + mixed).mean(1))
 
 
 NETS = {
@@ -51,6 +70,17 @@ NETS = {
         nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten(), nn.Linear(72, 4)
     ),
     "branches": Branches,
+    "local response normalisation, as in the FedAvgM paper": lambda: models.CifarCNN(4, 3, 9),
+    "transformer block": Attention,
+    **{
+        f"{activation.__name__}": lambda activation=activation: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), activation(), nn.Flatten(), nn.Linear(252, 4)
+        )
+        for activation in (
+            *(nn.Hardswish, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Hardsigmoid, nn.PReLU),
+            *(nn.SELU, nn.CELU, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink, nn.ReLU, nn.ReLU6),
+        )
+    },
 }
 
 
@@ -58,9 +88,10 @@ NETS = {
 def test_a_step_is_a_step_of_torch_sgd(name, run: Run):
     torch.manual_seed(3)
     model = NETS[name]()
-    program = lower(train(examine(model, (3, 9, 7))))
+    shape = (3, 9, 9) if isinstance(model, models.CifarCNN) else (3, 9, 7)
+    program = lower(train(examine(model, shape)))
     for samples in (1, 6):
-        batch = random_batch((3, 9, 7), 4, samples)
+        batch = random_batch(shape, 4, samples)
         assert_steps_like_torch(run(program, feed_of(model, batch)), model, batch)
 
 

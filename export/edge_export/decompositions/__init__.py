@@ -1,6 +1,7 @@
 """The backward pass in plain aten operations, those that ONNX has operators for.
 
-``TABLE`` is what the tracer consults: aten operator to a function that says the same in simpler ones.
+``TRAIN`` and ``FORWARD`` are what the tracer consults: aten operator to a function that says the same in
+simpler ones.
 PyTorch's own decompositions serve where they are exact and fast enough; ours replace those that have
 no ONNX translation, or a slow one in ONNX Runtime.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
-from edge_export.decompositions import activations, convolution, pooling
+from edge_export.decompositions import activations, convolution, embedding, pooling
 
 aten = torch.ops.aten
 
@@ -32,6 +33,7 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.avg_pool2d_backward.default: pooling.average_backward,
     aten._adaptive_avg_pool2d.default: pooling.adaptive_average,
     aten._adaptive_avg_pool2d_backward.default: pooling.adaptive_average_backward,
+    aten.embedding_dense_backward.default: embedding.backward,
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,
     aten.empty_permuted.default: _zeros,
@@ -40,6 +42,12 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
 # The indices that these exchange are ONNX's, which count over the whole tensor: see onnx_operators.py.
 _KEPT = (aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default)
 
-TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {**core_aten_decompositions(), **OURS}
+FORWARD: dict[OpOverload[..., Any], Callable[..., Any]] = {**core_aten_decompositions(), **OURS}
 for _operator in _KEPT:
-    TABLE.pop(_operator, None)
+    FORWARD.pop(_operator, None)
+
+# What pays where the weights change with every step, and would only bloat a program that predicts.
+TRAIN: dict[OpOverload[..., Any], Callable[..., Any]] = {
+    **FORWARD,
+    aten.convolution.default: convolution.forward,
+}

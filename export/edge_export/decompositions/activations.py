@@ -15,4 +15,4 @@ def threshold_backward(grad_output: Tensor, x: Tensor, threshold: float) -> Tens
 
 def hardtanh_backward(grad_output: Tensor, x: Tensor, low: float, high: float) -> Tensor:
     """Gradient of ReLU6 and Hardtanh: what comes where ``x`` lies between the bounds."""
-    return grad_output * ((x > low) & (x < high)).to(grad_output.dtype)
+    return grad_output * (x > low).to(grad_output.dtype) * (x < high).to(grad_output.dtype)

@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edge_export.decompositions import toeplitz
 from edge_export.errors import ExportError
 
 aten = torch.ops.aten
+
+SMALL_MAP = 15
+"""Pixels up to which a product for each sample is too narrow to be fast."""
 
 
 class Geometry(NamedTuple):
@@ -30,6 +34,44 @@ class Geometry(NamedTuple):
     def moves_alone(self) -> bool:
         """Stride 1 and no padding: with a 1x1 kernel every pixel is by itself."""
         return self.stride == (1, 1) and self.padding == (0, 0) and self.groups == 1
+
+    def out(self, x: Tensor, weight: Tensor) -> tuple[int, int]:
+        """Extent of the output's maps."""
+        height, width = (
+            (int(n) + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(
+                x.shape[2:], _kernel(weight), self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        return height, width
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """``aten.convolution`` where another form is faster; NotImplemented leaves it as it is."""
+    del output_padding
+    of_batch = any(isinstance(size, torch.SymInt) for size in (*weight.shape, *x.shape[1:]))
+    if transposed or x.dim() != 4 or of_batch:  # a weight gradient's kernel may be as large as the batch
+        return NotImplemented  # type: ignore[no-any-return]
+    geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
+    size, out = _sizes(x), geometry.out(x, weight)
+    if _is_small_pointwise(x, weight, geometry):
+        result = pointwise(x, weight)
+        return result if bias is None else result + bias.view(-1, 1, 1)
+    if not _takes_toeplitz(x, weight, groups, out):
+        return NotImplemented  # type: ignore[no-any-return]
+    pattern = _patterns(x, weight, geometry, out)
+    result = toeplitz.forward(x, toeplitz.matrices(weight, pattern, size[0] * size[1]), out)
+    return result if bias is None else result + bias.view(-1, 1, 1)
 
 
 def backward(
@@ -55,9 +97,24 @@ def backward(
         kind = "transposed convolution" if transposed else f"convolution over {x.dim() - 2} axes"
         raise ExportError(f"training a {kind} is not covered (aten.convolution_backward): use nn.Conv2d")
     geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
+    if _takes_toeplitz(x, weight, groups, _sizes(grad_output)):
+        return _toeplitz_backward(grad_output, x, weight, geometry, output_mask)
     return (
         input_gradient(grad_output, x, weight, geometry) if output_mask[0] else None,
         weight_gradient(grad_output, x, weight, geometry) if output_mask[1] else None,
+        grad_output.sum((0, 2, 3)) if output_mask[2] else None,
+    )
+
+
+def _toeplitz_backward(
+    grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    size = _sizes(x)
+    pattern = _patterns(x, weight, geometry, _sizes(grad_output))
+    matrix = toeplitz.matrices(weight, pattern, size[0] * size[1])
+    return (
+        toeplitz.input_gradient(grad_output, matrix, size) if output_mask[0] else None,
+        toeplitz.weight_gradient(grad_output, x, weight, pattern) if output_mask[1] else None,
         grad_output.sum((0, 2, 3)) if output_mask[2] else None,
     )
 
@@ -70,14 +127,22 @@ def input_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geo
         p <= d * (k - 1) for p, d, k in zip(geometry.padding, geometry.dilation, _kernel(weight), strict=True)
     )
     if _kernel(weight) == (1, 1) and geometry.moves_alone:
-        return pointwise_input_gradient(grad_output, weight)
+        return pointwise_input_gradient(grad_output, weight, _is_small_pointwise(x, weight, geometry))
     if depthwise and geometry.stride == (1, 1) and fits:
         return flipped_input_gradient(grad_output, weight, geometry)
     return transposed_input_gradient(grad_output, x, weight, geometry)
 
 
-def pointwise_input_gradient(grad_output: Tensor, weight: Tensor) -> Tensor:
+def pointwise(x: Tensor, weight: Tensor) -> Tensor:
+    """A 1x1 convolution on a small map: one product over the pixels of all samples."""
+    rows = x.transpose(0, 1).reshape(weight.shape[1], -1)
+    return (weight.flatten(1) @ rows).reshape(weight.shape[0], -1, *_sizes(x)).transpose(0, 1)
+
+
+def pointwise_input_gradient(grad_output: Tensor, weight: Tensor, small: bool) -> Tensor:
     """For a 1x1 kernel: another 1x1 convolution, with the channels swapped."""
+    if small:
+        return pointwise(grad_output, weight.transpose(0, 1))
     return _convolve(grad_output, weight.transpose(0, 1), Geometry((1, 1), (0, 0), (1, 1), 1))
 
 
@@ -113,6 +178,9 @@ def weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Ge
     """Gradient [Co, C / groups, kh, kw] by the weight: the form to take by kind of convolution."""
     if _kernel(weight) == (1, 1) and geometry.moves_alone:
         return pointwise_weight_gradient(grad_output, x, weight)
+    if _is_depthwise(x, weight, geometry.groups):
+        stride, padding, dilation, _ = geometry
+        return toeplitz.rowwise_weight_gradient(grad_output, x, weight, stride, padding, dilation)
     if geometry.groups > 1:
         return swapped_weight_gradient(grad_output, x, weight, geometry)
     if x.shape[1] >= 16:
@@ -184,6 +252,30 @@ def _taps(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> tuple[list
         )
     )
     return vertical, horizontal
+
+
+def _is_small_pointwise(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    pixels = int(x.shape[2]) * int(x.shape[3])
+    return _kernel(weight) == (1, 1) and geometry.moves_alone and pixels <= SMALL_MAP
+
+
+def _takes_toeplitz(x: Tensor, weight: Tensor, groups: int, out: tuple[int, int]) -> bool:
+    (height, width), (out_height, out_width) = _sizes(x), out
+    entries = height * width * out_height * out_width
+    return _is_depthwise(x, weight, groups) and entries <= toeplitz.MAX_ENTRIES
+
+
+def _is_depthwise(x: Tensor, weight: Tensor, groups: int) -> bool:
+    return groups > 1 and weight.shape[0] == x.shape[1] == groups and weight.shape[1] == 1
+
+
+def _patterns(x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, int]) -> Tensor:
+    stride, padding, dilation, _ = geometry
+    return toeplitz.patterns(_kernel(weight), _sizes(x), out, stride, padding, dilation, x)
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    return int(x.shape[2]), int(x.shape[3])
 
 
 def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

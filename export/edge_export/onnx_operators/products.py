@@ -71,7 +71,7 @@ def convolution(
 
 def batch_norm(
     t: Translator,
-    node: fx.Node,
+    _: fx.Node,
     x: fx.Node,
     weight: fx.Node | None,
     bias: fx.Node | None,
@@ -82,9 +82,13 @@ def batch_norm(
 ) -> tuple[str, None, None]:
     """Batch normalisation by given statistics, one pass over the map."""
     del momentum
-    channels, dtype = int(sizes_of(x)[1]), dtype_of(node.args[0])  # type: ignore[arg-type]
-    scale = t.name(torch.ones(channels, dtype=dtype) if weight is None else weight)
-    shift = t.name(torch.zeros(channels, dtype=dtype) if bias is None else bias)
+
+    def constant(value: float) -> str:  # by channel, of which there are as many as means
+        channels = int(sizes_of(mean)[0])
+        return t.name(torch.full((channels,), value, dtype=dtype_of(x)))
+
+    scale = constant(1.0) if weight is None else t.name(weight)
+    shift = constant(0.0) if bias is None else t.name(bias)
     inputs = (t.name(x), scale, shift, t.name(mean), t.name(variance))
     return t.graph("BatchNormalization", *inputs, epsilon=float(eps)), None, None
 

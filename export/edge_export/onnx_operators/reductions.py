@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from edge_export.onnx_graph import onnx_type
-from edge_export.translator import Translator, Value, dtype_of, sizes_of
+from edge_export.translator import Translator, Value, dtype_of, same_sizes, sizes_of
 
 aten = torch.ops.aten
 
@@ -23,14 +23,10 @@ def total(
     *,
     dtype: torch.dtype | None = None,
 ) -> str:
-    """A sum; that of a square is one ONNX operator, which stores no square."""
+    """A sum."""
     del dtype
     name = t.name(x, dtype_of(node))
-    op = "ReduceSum"
-    producer = t.graph.producer(name)
-    if producer is not None and producer.op_type == "Mul" and producer.input[0] == producer.input[1]:
-        op, name = "ReduceSumSquare", producer.input[0]
-    return _reduce(t, op, name, x, dims, keepdim)
+    return _reduce(t, "ReduceSum", name, x, dims, keepdim)
 
 
 def mean(
@@ -84,11 +80,16 @@ def softmax(op: str) -> Callable[..., str]:
 
 
 def _reduce(t: Translator, op: str, name: str, x: fx.Node, dims: Sequence[int] | None, keepdim: bool) -> str:
-    rank = len(sizes_of(x))
-    if rank == 0:
-        return t.graph("Mul", name, name) if op == "ReduceSumSquare" else name
-    axes = t.graph.integers(*(sorted(dim % rank for dim in dims) if dims else range(rank)))
-    return t.graph(op, name, axes, keepdims=int(keepdim))
+    sizes = sizes_of(x)
+    rank = len(sizes)
+    over = sorted(dim % rank for dim in dims) if dims else list(range(rank))
+    result = [1 if axis in over else size for axis, size in enumerate(sizes) if keepdim or axis not in over]
+    long = [axis for axis in over if not same_sizes([sizes[axis]], [1])]
+    if not long:
+        return name if keepdim or not over else t.reshaped(name, result)
+    if long == over:
+        return t.graph(op, name, t.graph.integers(*over), keepdims=int(keepdim))
+    return t.reshaped(t.graph(op, name, t.graph.integers(*long), keepdims=1), result)
 
 
 TABLE: dict[Any, Callable[..., Any]] = {

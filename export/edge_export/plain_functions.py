@@ -1,0 +1,93 @@
+"""Functions that PyTorch computes in kernels of its own, as matrix products, which any runtime has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from edge_export.errors import ExportError
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``scaled_dot_product_attention``: softmax(q kᵀ · scale + mask) v (Vaswani et al., arXiv 1706.03762).
+
+    Args:
+        query, key, value: [..., L, E], [..., S, E], [..., S, V].
+        attn_mask: added to the scores, or, where it is boolean, false where a pair does not meet.
+        dropout_p: 0.
+        is_causal: position i meets those up to i.
+        scale: None for 1 / √E.
+        enable_gqa: false.
+
+    Raises:
+        ExportError: dropout or groups of heads are asked for.
+    """
+    if dropout_p or enable_gqa:
+        raise ExportError("attention with dropout or with grouped heads is not covered: leave them out")
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, -1e30).to(query.dtype)
+    return torch.softmax(scores if attn_mask is None else scores + attn_mask, -1) @ value
+
+
+def response_norm(
+    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
+    """``local_response_norm`` of [B, C, H, W]: the sums over neighbouring channels as a product by a band.
+
+    Krizhevsky et al. (NeurIPS 2012), section 3.3, with alpha divided by ``size`` as PyTorch does.
+    """
+    channels = torch.arange(input.shape[1], device=input.device)
+    offset = channels[None, :] - channels[:, None]
+    band = ((offset >= -(size // 2)) & (offset <= (size - 1) // 2)).to(input.dtype)
+    squares = (input * input).flatten(2)
+    shares = (band @ squares).reshape(input.shape) * (alpha / size) + k
+    # A power at every pixel is slow: by square roots where beta is the usual 0.75.
+    root = torch.sqrt(shares)
+    return input / (root * torch.sqrt(root) if beta == 0.75 else shares.pow(beta))
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` of [..., F] as one product of matrices; PyTorch's own fixes the batch while it is traced."""
+    if input.dim() <= 2:
+        return functional.linear(input, weight, bias)
+    rows = functional.linear(input.reshape(-1, weight.shape[1]), weight, bias)
+    return rows.reshape(*input.shape[:-1], weight.shape[0])
+
+
+REPLACED: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    functional.scaled_dot_product_attention: attention,
+    functional.local_response_norm: response_norm,
+    functional.linear: linear,
+}
+
+
+class PlainFunctions(TorchFunctionMode):
+    """Within this context the functions of ``REPLACED`` are computed as said here."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        found: Callable[..., Any] = REPLACED.get(function, function)
+        return found(*args, **(kwargs or {}))

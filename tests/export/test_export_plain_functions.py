@@ -1,0 +1,36 @@
+"""Functions in matrix products against PyTorch's kernels, in float64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from edge_export.plain_functions import attention, response_norm
+
+torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
+def test_attention_is_torchs(options):
+    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
+    expected = functional.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(attention(q, k, v, **options), expected)
+
+
+def test_a_mask_of_attention_is_torchs():
+    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
+    for mask in (torch.eye(5, dtype=torch.bool), torch.randn(5, 5, dtype=torch.float64)):
+        expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        torch.testing.assert_close(attention(q, k, v, mask), expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("beta", [0.75, 0.5])
+def test_local_response_normalisation_is_torchs(size, beta):
+    x = torch.randn(2, 7, 5, 3, dtype=torch.float64, requires_grad=True)
+    expected = functional.local_response_norm(x, size, alpha=0.3, beta=beta, k=1.5)
+    found = response_norm(x, size, 0.3, beta, 1.5)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(x)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, [x], grad), torch.autograd.grad(expected, [x], grad)
+    )

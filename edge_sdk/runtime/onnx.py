@@ -14,6 +14,8 @@ from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.runtime import Optimiser, Sums
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check
 
+NO_CLIPPING = float(np.finfo(np.float32).max)
+
 
 class OnnxRuntime:
     """One bundle in ONNX Runtime; see :class:`edge_sdk.runtime.Runtime`.
@@ -39,10 +41,10 @@ class OnnxRuntime:
         self._sessions = lru_cache(maxsize=None)(self._open)
         self._options = bundle.manifest.options
         self._trainable = bundle.manifest.trainable
-        self._spare: dict[str, Any] = {}
-        self._anchor: dict[str, Any] = {}
-        self._velocity: dict[str, Any] = {}
-        self._spare_velocity: dict[str, Any] = {}
+        self._weights = _zeros(self._specs)
+        self._velocity = _zeros(self._trainable if "momentum" in self._options else [])
+        self._anchor = _zeros(self._trainable if "proximal" in self._options else [])
+        self._steps: list[_Step] = []
         self.set_weights(bundle.weights)
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
@@ -52,12 +54,10 @@ class OnnxRuntime:
             TensorError: they are not those that the manifest declares.
         """
         check(weights, self._specs)
-        self._weights = _values(self._specs, weights)
-        if "proximal" in self._options:
-            # Training never writes to these buffers: its outputs are the spare ones.
-            self._anchor = _values(self._trainable, weights)
-        if "momentum" in self._options:
-            self._velocity = _zeros(self._trainable)
+        _fill(self._weights, weights)
+        _fill(self._anchor, weights)
+        for value in self._velocity.values():
+            value.update_inplace(np.zeros(value.shape(), np.float32))
 
     def get_weights(self) -> Tensors:
         """Copy out all weights and buffers."""
@@ -70,7 +70,7 @@ class OnnxRuntime:
             TensorError: it is not one tensor for each trainable parameter.
         """
         check(velocity, self._trainable)
-        self._velocity = _values(self._trainable, velocity)
+        _fill(self._velocity, velocity)
 
     def get_velocity(self) -> Tensors:
         """Copy out the local velocity; empty for a bundle without ``momentum``."""
@@ -86,33 +86,21 @@ class OnnxRuntime:
         """
         if missing := sorted(optimiser.options() - set(self._options)):
             raise BundleError(f"the bundle was exported without the option {missing[0]}: export it again")
+        step, following = self._steps or self._bind_steps()
+        feed = {"x": x, "y": y, "sample_weight": sample_weight}
+        step.run(feed | {f"noise{i}": drawn for i, drawn in enumerate(noise)}, optimiser)
+        self._weights, self._velocity = step.weights, step.velocity
+        self._steps = [following, step]
+        return Sums(*step.sums(), int(np.count_nonzero(sample_weight)))
+
+    def _bind_steps(self) -> list[_Step]:
+        here = (self._weights, self._velocity)
+        spare = (_zeros(self._specs), _zeros(self._trainable if self._velocity else []))
         session = self._sessions("train")
-        if not self._spare:
-            self._spare = _zeros(self._specs)
-            self._spare_velocity = _zeros(self._trainable if self._velocity else [])
-        feed = {
-            "x": x,
-            "y": y,
-            "sample_weight": sample_weight,
-            "lr": np.array(optimiser.lr, np.float32),
-            "weight_decay": np.array(optimiser.weight_decay, np.float32),
-            "momentum": np.array(optimiser.momentum, np.float32),
-            "proximal": np.array(optimiser.proximal, np.float32),
-            "clip_norm": np.array(optimiser.clip_norm or np.finfo(np.float32).max, np.float32),
-            **{f"noise{i}": drawn for i, drawn in enumerate(noise)},
-        }
-        binding = self._bind(session, feed)
-        for name, value in self._spare.items():
-            binding.bind_ortvalue_output(f"new/{name}", value)
-        for name, value in self._spare_velocity.items():
-            binding.bind_ortvalue_output(f"new_velocity/{name}", value)
-        loss, correct = _value(np.zeros((), np.float32)), _value(np.zeros((), np.int64))
-        binding.bind_ortvalue_output("loss_sum", loss)
-        binding.bind_ortvalue_output("correct", correct)
-        session.run_with_iobinding(binding)
-        self._weights, self._spare = self._spare, self._weights
-        self._velocity, self._spare_velocity = self._spare_velocity, self._velocity
-        return Sums(float(loss.numpy()), int(correct.numpy()), int(np.count_nonzero(sample_weight)))
+        return [
+            _Step(session, *source, *target, self._anchor)
+            for source, target in ((here, spare), (spare, here))
+        ]
 
     def evaluate(self, x: Array, y: Array) -> Sums:
         """Loss and correct predictions of the current weights, in evaluation mode."""
@@ -130,46 +118,95 @@ class OnnxRuntime:
 
     def _run(self, method: str, feed: Mapping[str, Array]) -> Tensors:
         session = self._sessions(method)
-        binding = self._bind(session, feed)
+        binding = session.io_binding()
+        values = {f"weights/{name}": value for name, value in self._weights.items()} | _values(feed)
+        for name in (node.name for node in session.get_inputs()):
+            binding.bind_ortvalue_input(name, values[name])
         names = [output.name for output in session.get_outputs()]
         for name in names:
             binding.bind_output(name)
         session.run_with_iobinding(binding)
         return dict(zip(names, (np.array(v.numpy()) for v in binding.get_outputs()), strict=True))
 
-    def _bind(self, session: Any, feed: Mapping[str, Array]) -> Any:
-        binding = session.io_binding()
-        held = {"weights": self._weights, "velocity": self._velocity, "anchor": self._anchor}
-        for name in (node.name for node in session.get_inputs()):
-            group, _, tensor = name.partition("/")
-            if group in held:
-                binding.bind_ortvalue_input(name, held[group][tensor])
-            else:
-                binding.bind_ortvalue_input(name, _value(np.ascontiguousarray(feed[name])))
-        return binding
-
     def _open(self, method: str) -> Any:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        # The level above re-orders maps in memory for convolutions with constant weights. Ours are inputs,
+        # so that it would re-order around poolings alone, which takes longer than the poolings.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         # Worker threads that spin after a run would burn a phone's battery between steps.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         program = self._bundle.program("onnx", method)
         return ort.InferenceSession(program, options, providers=list(self._providers))
 
 
+class _Step:
+    """The train program with its memory bound once: from one set of weights and velocity to the other."""
+
+    def __init__(
+        self,
+        session: Any,
+        weights: Mapping[str, Any],
+        velocity: Mapping[str, Any],
+        new_weights: dict[str, Any],
+        new_velocity: dict[str, Any],
+        anchor: Mapping[str, Any],
+    ) -> None:
+        self.weights, self.velocity = new_weights, new_velocity
+        self._session, self._binding = session, session.io_binding()
+        self._inputs = {node.name for node in session.get_inputs()}
+        self._rates = _values(dict.fromkeys(("lr", "weight_decay", "momentum", "proximal", "clip_norm"), 0.0))
+        self._loss_sum, self._correct = _value(np.zeros((), np.float32)), _value(np.zeros((), np.int64))
+        self._batch: dict[str, Any] = {}
+        for group, values in (("weights", weights), ("velocity", velocity), ("anchor", anchor)):
+            self._bind({f"{group}/{name}": value for name, value in values.items()})
+        self._bind(self._rates)
+        for group, values in (("new", new_weights), ("new_velocity", new_velocity)):
+            for name, value in values.items():
+                self._binding.bind_ortvalue_output(f"{group}/{name}", value)
+        self._binding.bind_ortvalue_output("loss_sum", self._loss_sum)
+        self._binding.bind_ortvalue_output("correct", self._correct)
+
+    def run(self, batch: Mapping[str, Array], optimiser: Optimiser) -> None:
+        """One step on ``batch``, arrays by the names of the program's inputs."""
+        for name in ("lr", "weight_decay", "momentum", "proximal"):
+            self._rates[name].update_inplace(np.array(getattr(optimiser, name), np.float32))
+        clip_norm = min(optimiser.clip_norm or NO_CLIPPING, NO_CLIPPING)
+        self._rates["clip_norm"].update_inplace(np.array(clip_norm, np.float32))
+        self._batch = _values(batch)  # kept, because the binding does not keep the arrays' memory
+        self._bind(self._batch)
+        self._session.run_with_iobinding(self._binding)
+
+    def sums(self) -> tuple[float, int]:
+        """Loss and correct predictions of the batch that was run last."""
+        return float(self._loss_sum.numpy()), int(self._correct.numpy())
+
+    def _bind(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name in self._inputs:
+                self._binding.bind_ortvalue_input(name, value)
+
+
 def _value(array: Array) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _values(specs: Sequence[TensorSpec], tensors: Mapping[str, Array]) -> dict[str, Any]:
-    # A copy of our own each: an OrtValue on the CPU shares the array's memory.
-    return {spec.name: _value(tensors[spec.name].copy()) for spec in specs}
+def _values(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _value(np.array(a, np.float32) if isinstance(a, float) else np.ascontiguousarray(a))
+        for name, a in arrays.items()
+    }
 
 
 def _zeros(specs: Sequence[TensorSpec]) -> dict[str, Any]:
     return {spec.name: _value(np.zeros(spec.shape, spec.dtype)) for spec in specs}
+
+
+def _fill(values: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+    for name, value in values.items():
+        value.update_inplace(np.ascontiguousarray(tensors[name]).reshape(value.shape()))
 
 
 def _check_providers(providers: Sequence[str] | None) -> Sequence[str]:

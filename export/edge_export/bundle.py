@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from edge_export.provenance import module_of, running_modules
 from edge_export.translator import OperatorError
 from edge_export.verify import verify_train
 from edge_sdk.bundle import Bundle
-from edge_sdk.manifest import Input, Manifest, Noise, Parameter, Programs
+from edge_sdk.manifest import Input, Manifest, Noise, Option, Parameter, Programs
 
 ONNX = Programs(
     train="onnx/train.onnx",
@@ -34,6 +35,7 @@ def export_bundle(
     class_names: Sequence[str] = (),
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    options: Collection[Option] = (),
     seed: int = 0,
 ) -> Bundle:
     """Turn an image classifier into a bundle that devices train without PyTorch.
@@ -52,6 +54,8 @@ def export_bundle(
         class_names: one for each class, or none.
         mean: for each channel, taken off an image scaled to [0, 1]; None is 0.
         std: for each channel, above 0; an image is divided by it after that. None is 1.
+        options: what the train program can do beyond SGD with weight decay: ``momentum`` of its own on
+            each device, a ``proximal`` term, ``clipping`` of the gradient. Each takes inputs and time.
         seed: of the random batches of the verification.
 
     Returns:
@@ -75,13 +79,17 @@ def export_bundle(
     if not all(value > 0 for value in normalisation.std):
         raise ExportError("std must be above 0 for every channel")
 
+    if unknown := sorted(set(options) - set(get_args(Option))):
+        raise ExportError(f"there is no option {unknown[0]!r}: take of {', '.join(get_args(Option))}")
+    options = tuple(option for option in get_args(Option) if option in options)
+
     members = {
-        ONNX.train: _lower(classifier, programs.train),
+        ONNX.train: _lower(classifier, lambda classifier: programs.train(classifier, options)),
         ONNX.evaluate: _lower(classifier, programs.evaluate),
         ONNX.predict: _lower(classifier, programs.predict),
         ONNX.embed: _lower(classifier, programs.embed),
     }
-    verify_train(classifier, members[ONNX.train], seed)
+    verify_train(classifier, members[ONNX.train], seed, options)
     manifest = Manifest(
         name=name if name is not None else type(model).__name__,
         input=normalisation,
@@ -91,6 +99,7 @@ def export_bundle(
         head=classifier.head_names,
         feature_size=classifier.feature_size,
         noise=tuple(Noise(f"noise{i}", shape) for i, shape in enumerate(classifier.noise_shapes)),
+        options=options,
         runtimes={"onnx": ONNX},
     )
     weights = {name: tensor.numpy() for name, tensor in classifier.state.items()}

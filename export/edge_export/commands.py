@@ -7,13 +7,14 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from edge_export.errors import ExportError
 from edge_sdk.bundle import Bundle
 from edge_sdk.cli import Command
 from edge_sdk.errors import EdgeError
 from edge_sdk.files import write_atomically
+from edge_sdk.manifest import Option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +37,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the bundle (default: the model's class name)")
     parser.add_argument("--mean", metavar="a,b,c", help="for each channel, of images in [0, 1] (default: 0)")
     parser.add_argument("--std", metavar="a,b,c", help="for each channel, of images in [0, 1] (default: 1)")
+    parser.add_argument(
+        "--options", default="", metavar="a,b", help="of momentum, proximal, clipping: what devices may use"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
 
 
@@ -77,7 +81,15 @@ def _write_bundle(options: argparse.Namespace) -> None:
     if options.weights is not None:
         _load_weights(model, options.weights)
     print(f"exporting {options.model} (a minute or two for a large model)", file=sys.stderr)
-    bundle = export_bundle(model, shape, classes=options.classes, name=options.name, mean=mean, std=std)
+    bundle = export_bundle(
+        model,
+        shape,
+        classes=options.classes,
+        name=options.name,
+        mean=mean,
+        std=std,
+        options=cast(list[Option], [option for option in options.options.split(",") if option]),
+    )
     bundle.write(options.output)
     print(f"{options.output}: {bundle.manifest.name}, {len(bundle.data)} bytes, sha256 {bundle.sha256}")
 

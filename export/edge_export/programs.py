@@ -5,7 +5,7 @@ A program says nothing of a runtime: :mod:`edge_export.onnx` lowers it. docs/bun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,15 @@ from torch.func import functional_call
 
 from edge_export.classifier import Classifier
 from edge_export.layers import WeightedBatchNorm
-from edge_export.training_step import Tensors, score, split_state, training_step
+from edge_export.training_step import (
+    Momentum,
+    Proximal,
+    Tensors,
+    score,
+    split_state,
+    training_step,
+)
+from edge_sdk.manifest import Option
 
 BATCH = 3
 """Samples in an example batch. The programs take any number: a batch of 1 would be taken for a constant."""
@@ -39,30 +47,51 @@ class Program:
     trains: bool = False
 
 
-def train(classifier: Classifier) -> Program:
-    """One step of :func:`training_step`: to ``new/<name>`` for each tensor, ``loss_sum``, ``correct``."""
+def train(classifier: Classifier, options: Collection[Option] = ()) -> Program:
+    """One step of :func:`training_step`: to ``new/<name>`` for each tensor, ``loss_sum``, ``correct``.
+
+    With the option ``momentum``, from ``velocity/<name>`` to ``new_velocity/<name>`` for each parameter as
+    well; with ``proximal``, towards ``anchor/<name>``; with ``clipping``, by at most ``clip_norm``.
+    """
     model = classifier.model
     params, buffers = split_state(model)
     noise = {f"noise{i}": torch.rand(BATCH, *shape) for i, shape in enumerate(classifier.noise_shapes)}
 
     def run(inputs: Tensors) -> Tensors:
+        def group(prefix: str, names: Iterable[str]) -> Tensors:
+            return {name: inputs[f"{prefix}/{name}"] for name in names}
+
         model.train()
         result = training_step(
             model,
-            {name: inputs[f"weights/{name}"] for name in params},
-            {name: inputs[f"weights/{name}"] for name in buffers},
+            group("weights", params),
+            group("weights", buffers),
             inputs["x"],
             inputs["y"],
             inputs["sample_weight"],
             inputs["lr"],
             inputs["weight_decay"],
             [inputs[name] for name in noise],
+            momentum=Momentum(inputs["momentum"], group("velocity", params))
+            if "momentum" in options
+            else None,
+            proximal=Proximal(inputs["proximal"], group("anchor", params)) if "proximal" in options else None,
+            clip_norm=inputs["clip_norm"] if "clipping" in options else None,
         )
         new = {f"new/{name}": tensor for name, tensor in {**result.params, **result.buffers}.items()}
-        return {**new, "loss_sum": result.loss_sum, "correct": result.correct}
+        velocity = {f"new_velocity/{name}": tensor for name, tensor in result.velocity.items()}
+        return {**new, **velocity, "loss_sum": result.loss_sum, "correct": result.correct}
 
-    scalars = {"lr": torch.tensor(0.1), "weight_decay": torch.tensor(0.0)}
-    arguments = {**_weights(classifier), **_batch(classifier), **scalars, **noise}
+    settings = {"lr": torch.tensor(0.1), "weight_decay": torch.tensor(0.0)}
+    if "momentum" in options:
+        settings["momentum"] = torch.tensor(0.9)
+        settings |= {f"velocity/{name}": torch.zeros_like(tensor) for name, tensor in params.items()}
+    if "proximal" in options:
+        settings["proximal"] = torch.tensor(0.1)
+        settings |= {f"anchor/{name}": tensor.clone() for name, tensor in params.items()}
+    if "clipping" in options:
+        settings["clip_norm"] = torch.tensor(1.0)
+    arguments = {**_weights(classifier), **_batch(classifier), **settings, **noise}
     return Program(run, arguments, frozenset({"x", "y", "sample_weight", *noise}), trains=True)
 
 

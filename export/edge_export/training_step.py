@@ -20,8 +20,23 @@ class StepResult(NamedTuple):
 
     params: Tensors
     buffers: Tensors
+    velocity: Tensors
     loss_sum: Tensor
     correct: Tensor
+
+
+class Momentum(NamedTuple):
+    """Local momentum: v ← factor · v + gradient, and the step is lr · v."""
+
+    factor: Tensor
+    velocity: Tensors
+
+
+class Proximal(NamedTuple):
+    """FedProx (Li et al., arXiv 1812.06127): strength / 2 · ‖params − anchor‖² is added to the loss."""
+
+    strength: Tensor
+    anchor: Tensors
 
 
 def training_step(
@@ -34,6 +49,10 @@ def training_step(
     lr: Tensor,
     weight_decay: Tensor,
     noise: Sequence[Tensor] = (),
+    *,
+    momentum: Momentum | None = None,
+    proximal: Proximal | None = None,
+    clip_norm: Tensor | None = None,
 ) -> StepResult:
     """Step down the gradient of Σ wᵢ lossᵢ / Σ wᵢ, cross-entropy the loss, as ``torch.optim.SGD`` would.
 
@@ -51,10 +70,15 @@ def training_step(
         lr: float scalar.
         weight_decay: float scalar, added as ``weight_decay * p`` to the gradient of each of ``params``.
         noise: uniform in [0, 1), [B, ...], one for each dropout layer in order of execution.
+        momentum: float scalar, and a velocity for each of ``params``.
+        proximal: float scalar, and for each of ``params`` what it is pulled towards.
+        clip_norm: float scalar, the largest L2 norm of the whole gradient (with the proximal term's, before
+            weight decay), as ``torch.nn.utils.clip_grad_norm_`` has it.
 
     Returns:
-        The new parameters and buffers; Σ wᵢ lossᵢ, a float scalar; and the number of samples of positive
-        weight whose largest logit is that of the label, an int64 scalar.
+        The new parameters, buffers and velocity ({} without momentum); Σ wᵢ lossᵢ, a float scalar; and the
+        number of samples of positive weight whose largest logit is that of the label, an int64
+        scalar.
     """
 
     def objective(params: Tensors) -> tuple[Tensor, tuple[Tensors, Tensor, Tensor]]:
@@ -64,13 +88,42 @@ def training_step(
         with WeightedBatchNorm(sample_weight), ExplicitDropout(lambda _: next(remaining)):
             logits = functional_call(model, {**params, **updated}, (x,))
         loss_sum, correct = score(logits, y, sample_weight)
-        # Times lr here, where it is one number, rather than on every gradient: the steps come out.
-        return loss_sum * (lr / sample_weight.sum()), (updated, loss_sum, correct)
+        return loss_sum * (scale / sample_weight.sum()), (updated, loss_sum, correct)
 
-    steps, (_, (updated, loss_sum, correct)) = grad_and_value(objective, has_aux=True)(params)
-    kept = 1 - lr * weight_decay
-    new = {name: params[name] * kept - steps[name] for name in params}
-    return StepResult(new, {name: tensor.detach() for name, tensor in updated.items()}, loss_sum, correct)
+    # Without momentum and clipping the loss is multiplied by lr, one number, and its gradients are the
+    # steps; every gradient would have to be multiplied otherwise.
+    steps_at_once = momentum is None and clip_norm is None
+    scale = lr if steps_at_once else torch.ones_like(lr)
+    gradients, (_, (updated, loss_sum, correct)) = grad_and_value(objective, has_aux=True)(params)
+    if proximal is not None:
+        pull = scale * proximal.strength
+        gradients = {
+            name: gradient + pull * (params[name] - proximal.anchor[name])
+            for name, gradient in gradients.items()
+        }
+    if clip_norm is not None:
+        gradients = _clipped(gradients, clip_norm)
+
+    velocity: Tensors = {}
+    if momentum is not None:
+        velocity = {
+            name: momentum.factor * momentum.velocity[name] + (gradient + weight_decay * params[name])
+            for name, gradient in gradients.items()
+        }
+        new = {name: param - lr * velocity[name] for name, param in params.items()}
+    else:
+        kept = 1 - lr * weight_decay
+        steps = gradients if steps_at_once else {name: lr * g for name, g in gradients.items()}
+        new = {name: param * kept - steps[name] for name, param in params.items()}
+    detached = {name: tensor.detach() for name, tensor in updated.items()}
+    return StepResult(new, detached, velocity, loss_sum, correct)
+
+
+def _clipped(gradients: Tensors, clip_norm: Tensor) -> Tensors:
+    squares = [(gradient * gradient).sum() for gradient in gradients.values()]
+    norm = torch.sqrt(torch.stack(squares).sum())
+    factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+    return {name: gradient * factor for name, gradient in gradients.items()}
 
 
 def score(logits: Tensor, y: Tensor, sample_weight: Tensor) -> tuple[Tensor, Tensor]:

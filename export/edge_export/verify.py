@@ -8,6 +8,7 @@ that fails is repeated on new random data, and what is wrong fails every time.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnxruntime as ort
@@ -19,6 +20,7 @@ from edge_export.classifier import Classifier
 from edge_export.errors import ExportError
 from edge_export.layers import ExplicitDropout
 from edge_export.training_step import Tensors
+from edge_sdk.manifest import Option
 from edge_sdk.tensors import Array
 
 DRAWS = 3
@@ -33,20 +35,23 @@ LR, WEIGHT_DECAY = 0.5, 0.01
 _BATCHES = ((4, 0), (7, 2))  # samples, and how many of them are padding of weight 0
 
 
-def verify_train(classifier: Classifier, program: bytes, seed: int = 0) -> None:
+def verify_train(
+    classifier: Classifier, program: bytes, seed: int = 0, options: Collection[Option] = ()
+) -> None:
     """Run one step on two random batches, the second of odd size and padded by samples of weight 0.
 
     Raises:
         ExportError: a tensor after the step, or the loss, is further from PyTorch's than rounding
             explains; the message names the worst one.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(program, options, providers=["CPUExecutionProvider"])
+    one_thread = ort.SessionOptions()
+    one_thread.intra_op_num_threads = 1
+    session = ort.InferenceSession(program, one_thread, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(seed)
     for samples, padding in _BATCHES:
         for draw in range(DRAWS):
             batch = _random_batch(classifier, samples, padding, generator)
+            batch |= _random_settings(classifier, options, generator)
             worst, excess = _worst(classifier, session, batch)
             if excess <= 1:
                 break
@@ -75,6 +80,22 @@ def _random_batch(classifier: Classifier, samples: int, padding: int, generator:
     }
 
 
+def _random_settings(
+    classifier: Classifier, options: Collection[Option], generator: torch.Generator
+) -> Tensors:
+    """What the options take: a velocity and an anchor at random, and a norm that clips."""
+    settings: Tensors = {}
+    for option, prefix in (("momentum", "velocity"), ("proximal", "anchor")):
+        if option in options:
+            settings[option] = torch.tensor(0.9)
+            for name in sorted(classifier.trainable):
+                shape = classifier.state[name].shape
+                settings[f"{prefix}/{name}"] = torch.randn(shape, generator=generator) / 8
+    if "clipping" in options:
+        settings["clip_norm"] = torch.tensor(0.1)
+    return settings
+
+
 def _worst(classifier: Classifier, session: ort.InferenceSession, batch: Tensors) -> tuple[str, float]:
     """Name of the result that is furthest off, and its error as a multiple of what is allowed."""
     exact = _pytorch_step(classifier, batch, torch.float64)
@@ -97,27 +118,43 @@ def _pytorch_step(classifier: Classifier, batch: Tensors, dtype: torch.dtype) ->
     kept = batch["sample_weight"] > 0
     x, y = batch["x"][kept].to(dtype), batch["y"][kept]
     noise = iter([tensor[kept].to(dtype) for name, tensor in batch.items() if name.startswith("noise")])
-    optimiser = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=LR, weight_decay=WEIGHT_DECAY
-    )
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    factor = float(batch["momentum"]) if "momentum" in batch else 0.0
+    optimiser = torch.optim.SGD(trained.values(), lr=LR, weight_decay=WEIGHT_DECAY, momentum=factor)
+    if factor:
+        for name, parameter in trained.items():
+            optimiser.state[parameter]["momentum_buffer"] = batch[f"velocity/{name}"].to(dtype, copy=True)
     try:
         with ExplicitDropout(lambda _: next(noise)):
             logits = model(x)
         loss = functional.cross_entropy(logits, y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        _add_pull(loss, trained, batch).backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0][:200]
         raise ExportError(
             f"the model cannot be verified in {dtype} ({line}): follow x.dtype in forward"
         ) from error
+    if "clip_norm" in batch:
+        torch.nn.utils.clip_grad_norm_(trained.values(), float(batch["clip_norm"]))
     optimiser.step()
     after = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     hits = (logits.argmax(1) == y).sum()
     return {
         **{name: _numpy(after[name]) - _numpy(before) for name, before in classifier.state.items()},
+        **{
+            f"velocity/{name}": _numpy(optimiser.state[parameter]["momentum_buffer"])
+            for name, parameter in (trained.items() if factor else ())
+        },
         "loss_sum": _numpy(loss.detach() * len(x)),
         "correct": _numpy(hits),
     }
+
+
+def _add_pull(loss: Tensor, trained: Mapping[str, Tensor], batch: Tensors) -> Tensor:
+    if "proximal" not in batch:
+        return loss
+    distances = [((tensor - batch[f"anchor/{name}"]) ** 2).sum() for name, tensor in trained.items()]
+    return loss + float(batch["proximal"]) / 2 * torch.stack(distances).sum()
 
 
 def _onnx_step(classifier: Classifier, session: ort.InferenceSession, batch: Tensors) -> dict[str, Array]:
@@ -127,6 +164,11 @@ def _onnx_step(classifier: Classifier, session: ort.InferenceSession, batch: Ten
     results = dict(zip(names, values, strict=True))
     return {
         **{name: results[f"new/{name}"] - _numpy(before) for name, before in classifier.state.items()},
+        **{
+            name.removeprefix("new_"): value
+            for name, value in results.items()
+            if name.startswith("new_velocity/")
+        },
         "loss_sum": results["loss_sum"].astype(np.float64),
         "correct": results["correct"].astype(np.float64),
     }

@@ -49,6 +49,22 @@ def test_convolution_gradients_are_autograds(case):
         torch.testing.assert_close(actual, reference)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize(("stride", "padding", "spare"), [((1, 1), (0, 1), (0, 0)), ((2, 3), (1, 0), (1, 2))])
+def test_gradients_of_a_transposed_convolution_are_autograds(groups, stride, padding, spare):
+    x = torch.randn(3, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 6 // groups, 3, 2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    output = functional.conv_transpose2d(x, weight, bias, stride, padding, spare, groups)
+    grad = torch.randn_like(output)
+    expected = torch.autograd.grad(output, [x, weight, bias], grad)
+    found = convolution.backward(
+        grad, x, weight, [6], stride, padding, (1, 1), True, spare, groups, [True, True, True]
+    )
+    for actual, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, reference)
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -70,6 +70,15 @@ NETS = {
         nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten(), nn.Linear(72, 4)
     ),
     "branches": Branches,
+    "transposed convolution": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    ),
+    "disjoint pools of an image with equal pixels": lambda: nn.Sequential(
+        nn.Hardtanh(-0.1, 0.1), nn.Conv2d(3, 4, (4, 2)), nn.MaxPool2d((3, 2)), nn.Flatten(), nn.LazyLinear(4)
+    ),
     "local response normalisation, as in the FedAvgM paper": lambda: models.CifarCNN(4, 3, 9),
     "transformer block": Attention,
     **{
@@ -88,6 +97,7 @@ NETS = {
 def test_a_step_is_a_step_of_torch_sgd(name, run: Run):
     torch.manual_seed(3)
     model = NETS[name]()
+    model(torch.zeros(2, 3, 9, 9 if isinstance(model, models.CifarCNN) else 7))  # gives lazy layers a size
     shape = (3, 9, 9) if isinstance(model, models.CifarCNN) else (3, 9, 7)
     program = lower(train(examine(model, shape)))
     for samples in (1, 6):

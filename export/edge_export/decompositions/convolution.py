@@ -90,13 +90,19 @@ def backward(
     """``aten.convolution_backward``: gradients of input, weight and bias, those that the mask asks for.
 
     Raises:
-        ExportError: the convolution is transposed, or not over two axes.
+        ExportError: the convolution is not over two axes.
     """
     del bias_sizes, output_padding
-    if transposed or x.dim() != 4:
-        kind = "transposed convolution" if transposed else f"convolution over {x.dim() - 2} axes"
+    if x.dim() != 4:
+        kind = f"convolution over {x.dim() - 2} axes"
         raise ExportError(f"training a {kind} is not covered (aten.convolution_backward): use nn.Conv2d")
     geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
+    if transposed:  # the same with input and output in each other's places
+        return (
+            _convolve(grad_output, weight, geometry) if output_mask[0] else None,
+            weight_gradient(x, grad_output, weight, geometry) if output_mask[1] else None,
+            grad_output.sum((0, 2, 3)) if output_mask[2] else None,
+        )
     if _takes_toeplitz(x, weight, groups, _sizes(grad_output)):
         return _toeplitz_backward(grad_output, x, weight, geometry, output_mask)
     return (

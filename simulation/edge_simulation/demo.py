@@ -195,7 +195,9 @@ def _contend(
     task = progress.add_task(contender.label, total=demo.rounds, accuracy="starting devices")
 
     def on_round(result: RoundResult) -> None:
-        progress.console.print(f"{contender.label:<8} {format_round(result, demo.rounds)}", highlight=False)
+        # Without the word, the line fits a terminal of 80 columns.
+        line = format_round(result, demo.rounds).removeprefix("round ")
+        progress.console.print(f"{contender.label:<8} {line}", highlight=False)
         accuracy = "" if result.accuracy is None else f"{100 * result.accuracy:.1f} %"
         progress.update(task, completed=result.round, accuracy=accuracy)
 

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def main() -> None:
 def final_accuracies(seed: int) -> dict[str, float]:
     """Final accuracies in per cent, by strategy, of one demo."""
     with tempfile.TemporaryDirectory() as folder:
-        run_demo(Demo(seed=seed, out=Path(folder)), Console(quiet=True), threading.Event())
+        run_demo(Demo(seed=seed, out=Path(folder)), Console(quiet=True))
         summary = json.loads((Path(folder) / "summary.json").read_text())
     return {name: 100 * run["final_accuracy"] for name, run in summary["runs"].items()}
 

@@ -51,6 +51,8 @@ class Bundle:
         data = source if isinstance(source, bytes) else _read_bytes(Path(source))
         try:
             members = _members(data)
+            if MANIFEST not in members:
+                raise BundleError("not a bundle: it has no manifest.json")
             manifest = parse_manifest(members.get(MANIFEST, b""))
             _verify(manifest, members)
             decode(members[WEIGHTS], manifest.specs)

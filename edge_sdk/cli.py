@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import NoReturn
 
 from edge_sdk.errors import EdgeError
 
@@ -70,10 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    parser = argparse.ArgumentParser(
-        prog="edge-sdk", description="Federated learning for phones and IoT boards, over MQTT."
-    )
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> tuple[_Parser, argparse._SubParsersAction[_Parser]]:
+    parser = _Parser(prog="edge-sdk", description="Federated learning for phones and IoT boards, over MQTT.")
     return parser, parser.add_subparsers(metavar="COMMAND")
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import as_dataset, prepare
-from edge_sdk.errors import RunError
+from edge_sdk.errors import DataError, RunError
 from edge_sdk.link import Link
 from edge_sdk.protocol import Topics
-from edge_sdk.runtime import Runtime
+from edge_sdk.runtime import Runtime, check_runtime
 from edge_sdk.session import Session
 from edge_sdk.tensors import Array, decode
 from edge_sdk.training import OnProgress
@@ -59,7 +59,7 @@ class EdgeClient:
         held_out: share of the data, in [0, 1), that is never trained on, for evaluations on the device.
         may_train: asked before a task is taken: battery, charging, network. False declines it.
         on_progress: called after every training step, in the training thread.
-        on_model: called when a new model has arrived, in the training thread.
+        on_model: called once for every new model that has arrived, in the training thread.
         join_timeout: seconds to wait for a server's welcome.
 
     Raises:
@@ -87,23 +87,27 @@ class EdgeClient:
         join_timeout: float = 120.0,
     ) -> None:
         self._topics = Topics(fleet)
+        engine = engine or Engine()
+        check_runtime(engine.runtime)
         self._broker, self._credentials = broker, credentials
         self._may_train = may_train or (lambda: True)
-        self._on_model = on_model or (lambda: None)
         self._join_timeout = join_timeout
         self._stop = threading.Event()
         self._predicting: tuple[Newest, Bundle, Runtime] | None = None
         self._predict_lock = threading.Lock()
+        self._serving = threading.Lock()
         self._workspace = Workspace(work_dir)
         try:
-            self.device_id = self._workspace.device_id(device_id or _login(broker, credentials))
+            given = device_id if device_id is not None else _login(broker, credentials)
+            self.device_id = self._workspace.device_id(given)
             self._worker = Worker(
                 workspace=self._workspace,
-                engine=engine or Engine(),
+                engine=engine,
                 # An iterator can be drawn only once, so this is the time.
                 source=as_dataset(data) if isinstance(data, Iterator) else data,
                 held_out=held_out,
                 on_progress=on_progress,
+                on_model=on_model,
             )
             if bundle is not None:
                 self._worker.adopt(Bundle.read(bundle))
@@ -133,7 +137,7 @@ class EdgeClient:
         return self._serve(budget, None, connect_timeout)
 
     def stop(self) -> None:
-        """End :meth:`run` or :meth:`check_in` soon. May be called by any thread."""
+        """End :meth:`run` or :meth:`check_in` soon, and every later one at once. From any thread."""
         self._stop.set()
 
     def close(self) -> None:
@@ -159,7 +163,9 @@ class EdgeClient:
         """
         with self._predict_lock:
             bundle, runtime = self._newest_model()
-            examples = as_dataset([(image, 0) for image in images])  # type: ignore[attr-defined]
+            if not isinstance(images, Iterable):
+                raise DataError("predict() takes a sequence of images: put a single one into a list")
+            examples = as_dataset([(image, 0) for image in images])
             x, _ = prepare(examples, np.arange(len(examples)), bundle.manifest.input, bundle.manifest.classes)
             return runtime.predict(x)
 
@@ -184,6 +190,14 @@ class EdgeClient:
         return bundle, runtime
 
     def _serve(self, lease: float | None, rounds: int | None, connect_timeout: float) -> Visit:
+        if not self._serving.acquire(blocking=False):
+            raise RunError("this client takes part already: use one client a device, and one run() at a time")
+        try:
+            return self._take_part(lease, rounds, connect_timeout)
+        finally:
+            self._serving.release()
+
+    def _take_part(self, lease: float | None, rounds: int | None, connect_timeout: float) -> Visit:
         transport = (
             MqttTransport(self._broker, name=f"edge-{self.device_id}", credentials=self._credentials)
             if isinstance(self._broker, str)
@@ -196,14 +210,12 @@ class EdgeClient:
                 link=link,
                 worker=self._worker,
                 may_train=self._may_train,
-                on_model=self._on_model,
                 join_timeout=self._join_timeout,
                 lease=lease,
             )
             session.serve(rounds=rounds, stop=self._stop)
         finally:
             link.close()
-            self._stop.clear()
         return Visit(session.accepted, session.come_back, session.finished)
 
 

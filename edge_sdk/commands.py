@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from edge_sdk.bundle import Bundle
@@ -24,23 +24,30 @@ from edge_sdk.work import Engine
 def add_credentials(parser: argparse.ArgumentParser) -> None:
     """The options of :func:`read_credentials`."""
     parser.add_argument("--username", metavar="U", help="the broker's login")
-    parser.add_argument("--password-file", type=Path, metavar="F", help="the password is its first line")
-    parser.add_argument("--ca", type=Path, metavar="F", help="certificate authority (PEM)")
-    parser.add_argument("--cert", type=Path, metavar="F", help="this peer's certificate (PEM)")
-    parser.add_argument("--key", type=Path, metavar="F", help="the key of --cert (PEM)")
+    parser.add_argument("--password-file", metavar="F", help="the password is its first line")
+    parser.add_argument("--ca", metavar="F", help="certificate authority (PEM)")
+    parser.add_argument("--cert", metavar="F", help="this peer's certificate (PEM)")
+    parser.add_argument("--key", metavar="F", help="the key of --cert (PEM)")
 
 
-def read_credentials(options: argparse.Namespace) -> Credentials:
-    """Login and TLS files from the command's options; BrokerError if the password cannot be read."""
+def read_credentials(
+    username: str | None,
+    password_file: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+) -> Credentials:
+    """Login and TLS files as the command's options name them; BrokerError if one is of no use."""
     password = None
-    if options.password_file is not None:
+    if password_file is not None:
+        if username is None:
+            raise BrokerError("a password needs a user name: give --username")
         try:
-            password = options.password_file.read_text().splitlines()[0]
+            password = Path(password_file).read_text().splitlines()[0]
         except (OSError, IndexError, UnicodeDecodeError):
-            raise BrokerError(f"no password in {options.password_file}: write it in the first line") from None
-    return Credentials(
-        username=options.username, password=password, ca=options.ca, cert=options.cert, key=options.key
-    )
+            raise BrokerError(f"no password in {password_file}: write it in the first line") from None
+    files = [Path(file) if file is not None else None for file in (ca, cert, key)]
+    return Credentials(username=username, password=password, ca=files[0], cert=files[1], key=files[2])
 
 
 def stop_on_signals(stop: Callable[[], None]) -> threading.Event:
@@ -70,12 +77,26 @@ def _configure_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where identity and models are kept")
     parser.add_argument("--bundle", type=Path, metavar="F.edge", help="fetched from the server by default")
     parser.add_argument("--runtime", choices=("onnx", "executorch"), default="onnx")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="0: one a physical core")
+    parser.add_argument("--threads", type=count, default=0, metavar="N", help="0: one a physical core")
     parser.add_argument("--provider", action="append", metavar="NAME", help="ONNX Runtime execution provider")
     parser.add_argument("--held-out", type=float, default=0.0, metavar="SHARE", help="share to evaluate on")
     parser.add_argument("--once", action="store_true", help="leave after one accepted update")
-    parser.add_argument("--join-timeout", type=float, default=120.0, metavar="S", help="wait for a server")
+    parser.add_argument("--join-timeout", type=seconds, default=120.0, metavar="S", help="wait for a server")
     add_credentials(parser)
+
+
+def count(text: str) -> int:
+    """A whole number from 0, for argparse."""
+    if int(text) < 0:
+        raise ValueError
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A finite time above 0, for argparse."""
+    if not 0 < float(text) < 1e9:
+        raise ValueError
+    return float(text)
 
 
 def _run_device(options: argparse.Namespace) -> int:
@@ -90,7 +111,9 @@ def _run_device(options: argparse.Namespace) -> int:
         device_id=options.id,
         bundle=options.bundle,
         engine=Engine(runtime=options.runtime, threads=options.threads, providers=options.provider),
-        credentials=read_credentials(options),
+        credentials=read_credentials(
+            options.username, options.password_file, options.ca, options.cert, options.key
+        ),
         held_out=options.held_out,
         join_timeout=options.join_timeout,
     )
@@ -119,9 +142,12 @@ def _run_inspect(options: argparse.Namespace) -> int:
         ("name", manifest.name),
         ("task", f"{manifest.task}, {manifest.classes} classes"),
         ("input", f"{channels}x{height}x{width} float32"),
+        ("normalised by", f"mean {_listed(manifest.input.mean)}, deviation {_listed(manifest.input.std)}"),
+        ("class names", _listed(manifest.class_names) or "none"),
         ("features", str(manifest.feature_size)),
         ("head", ", ".join(manifest.head)),
         ("runtimes", ", ".join(sorted(manifest.runtimes))),
+        ("options", _listed(manifest.options) or "none"),
         ("weights", f"{len(manifest.parameters)} tensors, {manifest.nbytes:,} bytes"),
         ("sha256", bundle.sha256),
     ]
@@ -133,6 +159,10 @@ def _run_inspect(options: argparse.Namespace) -> int:
     members = [(name, f"{m.size:,}", m.sha256[:16]) for name, m in sorted(manifest.members.items())]
     _table([("member", "bytes", "sha256"), *members])
     return 0
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> None:

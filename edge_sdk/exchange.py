@@ -6,6 +6,7 @@ feeds what arrives. Every wait ends: with success, a deadline, or a cancellation
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable
@@ -32,12 +33,13 @@ class Exchange:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._chunks: queue.Queue[Chunk] = queue.Queue()
+        self._chunks: queue.Queue[Chunk] = queue.Queue(2 * BLOCK)
         self._answers: queue.Queue[Grant | Receipt] = queue.Queue()
 
     def feed_chunk(self, chunk: Chunk) -> None:
-        """A chunk has arrived."""
-        self._chunks.put(chunk)
+        """A chunk has arrived; it is dropped where nobody takes them, to be granted again if it is wanted."""
+        with contextlib.suppress(queue.Full):
+            self._chunks.put_nowait(chunk)
 
     def feed_answer(self, answer: Grant | Receipt) -> None:
         """The server has granted a range, or has given its receipt."""

@@ -68,14 +68,12 @@ class Session:
     Args:
         lease: seconds that the device offers at a check-in; None for a device that stays.
         may_train: asked before a task is taken.
-        on_model: called in the worker thread when a new model is there.
         join_timeout: seconds to wait for the first welcome.
     """
 
     link: Link
     worker: Worker
     may_train: Callable[[], bool]
-    on_model: Callable[[], None]
     join_timeout: float
     lease: float | None = None
     accepted: int = field(default=0, init=False)
@@ -112,6 +110,8 @@ class Session:
 
     def _enough(self, rounds: int | None) -> bool:
         if self.lease is not None and time.monotonic() - self._began > self.lease:
+            if self._welcome is None:
+                raise BrokerError(self._unanswered(self.lease))
             return True
         if rounds is not None and self.accepted >= rounds:
             return True
@@ -125,11 +125,7 @@ class Session:
     def _keep_in_touch(self, now: float) -> None:
         if not self._joined and now >= self._next_join:
             if self._welcome is None and now - self._began > self.join_timeout:
-                raise BrokerError(
-                    f"no server has answered device {self.link.device} within {self.join_timeout:.0f} s: is "
-                    "'edge-sdk serve' running for this fleet, and does the broker's ACL let this device "
-                    f"write to …/up/{self.link.device}/#?"
-                )
+                raise BrokerError(self._unanswered(self.join_timeout))
             self._next_join = now + JOIN_EVERY
             left = None if self.lease is None else max(int(self.lease - (now - self._began)), 0)
             self.link.send(
@@ -145,6 +141,13 @@ class Session:
         elif self._joined and now >= self._next_heartbeat and self._welcome is not None:
             self._next_heartbeat = now + self._welcome.heartbeat
             self.link.send(Here(nonce=self.link.nonce, examples=self.worker.examples))
+
+    def _unanswered(self, seconds: float) -> str:
+        device = self.link.device
+        return (
+            f"no server has answered device {device} within {seconds:.0f} s: is 'edge-sdk serve' running for "
+            f"this fleet, and does the broker's ACL let this device write to …/up/{device}/#?"
+        )
 
     def _on_event(self, event: Incoming) -> None:
         match event:
@@ -207,9 +210,7 @@ class Session:
 
     def _do(self, cause: Task | Offer | Finished, cancelled: Callable[[], bool]) -> Receipt | None:
         if isinstance(cause, Task):
-            receipt = self.worker.perform(cause, self.link, self._exchange, cancelled)
-            self.on_model()
-            return receipt
+            return self.worker.perform(cause, self.link, self._exchange, cancelled)
         if isinstance(cause, Offer):
             data = self.worker.workspace.blob(cause.blob.hash)
             if data is None:
@@ -218,7 +219,6 @@ class Session:
             return self.worker.hand_in(cause, data, self._exchange, cancelled, timeout=HAND_IN)
         assert self._welcome is not None
         self.worker.load(self._welcome.bundle, cause.model, self._exchange, cancelled)
-        self.on_model()
         return None
 
     def _settle(self) -> None:

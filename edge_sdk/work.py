@@ -47,6 +47,7 @@ class Worker:
     Args:
         source: the device's data, looked at anew for every task.
         held_out: the share of the data that is evaluated on and never trained on.
+        on_model: called when a model has arrived that the device did not have.
     """
 
     workspace: Workspace
@@ -54,6 +55,7 @@ class Worker:
     source: object
     held_out: float
     on_progress: training.OnProgress | None = None
+    on_model: Callable[[], None] | None = None
     examples: int = field(default=0, init=False)
     """Examples to train on when the data was last looked at."""
     _opened: tuple[str, Bundle, Runtime] | None = field(default=None, init=False)
@@ -87,7 +89,11 @@ class Worker:
         limit = opened.manifest.nbytes + SAFETENSORS_OVERHEAD
         weights = decode(self._fetch(model, limit, exchange, cancelled), opened.manifest.specs)
         runtime.set_weights(weights)
-        self.workspace.set_newest(Newest(bundle.hash, model.hash))
+        newest = Newest(bundle.hash, model.hash)
+        if newest != self.workspace.newest:
+            self.workspace.set_newest(newest)
+            if self.on_model is not None:
+                self.on_model()
         return weights
 
     def perform(self, task: Task, link: Link, exchange: Exchange, cancelled: Cancellation) -> Receipt | None:

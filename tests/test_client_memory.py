@@ -294,11 +294,22 @@ def test_a_run_that_has_ended_says_so(fleet, norm):
 
 
 def test_another_runs_settings_do_not_go_on_with_an_unfinished_run(fleet, norm):
-    server, thread = fleet.serve(norm, min_devices=2)
+    begun = threading.Event()
+    server, thread = fleet.serve(norm, rounds=1000, on_round=lambda _: begun.set())
+    fleet.device("a", quadrants(9))
+    assert begun.wait(60)
     server.stop()
     assert not thread.result().finished
     with pytest.raises(RunError, match="other settings"):
-        fleet.serve(norm, min_devices=3)[1].result()
+        fleet.serve(norm, rounds=1001)[1].result()
+
+
+def test_a_start_that_found_too_few_devices_may_be_mended(fleet, norm):
+    with pytest.raises(RunError, match="lower --min-devices"):
+        fleet.serve(norm, min_devices=2, join_timeout=0.1)[1].result()
+    _, thread = fleet.serve(norm, min_devices=1)
+    fleet.device("a", quadrants(9))
+    assert thread.result().finished
 
 
 def test_too_few_devices_at_the_start_are_counted_and_named(fleet, norm):

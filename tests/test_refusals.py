@@ -6,7 +6,7 @@ from fleets import FLEET, FakeDevice, Fleet, Thread
 from quadrants import quadrants
 
 from edge_sdk import DataError
-from edge_sdk.protocol import Topics, reference
+from edge_sdk.protocol import CHUNK_BYTES, Topics, reference
 from edge_sdk.protocol.messages import (
     Cancel,
     Declined,
@@ -289,7 +289,7 @@ def test_a_model_that_has_diverged_is_reported_in_a_sentence(fleet, norm):
     topics = Topics(FLEET)
     desk.connect(None, timeout=1)
     desk.subscribe(topics.up("+", "+"))
-    out = Publication(desk, topics)
+    out = Publication(desk, topics, chunk=CHUNK_BYTES)
     huge = {n: w if w.dtype == np.int64 else np.full_like(w, 1e30) for n, w in norm.weights.items()}
     bundle, model = out.announce(norm.data), out.announce(encode_tensors(huge))
     device = fleet.device("d", quadrants(20), held_out=0.5)

@@ -12,7 +12,7 @@ from edge_sdk.errors import RuntimeUnavailableError
 from edge_sdk.manifest import Option
 from edge_sdk.tensors import Array, Tensors
 
-__all__ = ["Optimiser", "Runtime", "Sums", "open_runtime"]
+__all__ = ["Optimiser", "Runtime", "Sums", "check_runtime", "open_runtime"]
 
 
 class Sums(NamedTuple):
@@ -106,10 +106,15 @@ def open_runtime(
         RuntimeUnavailableError: the runtime or a provider is not installed.
         BundleError: the bundle was not exported for that runtime.
     """
+    check_runtime(name)
+    from edge_sdk.runtime.onnx import OnnxRuntime
+
+    return OnnxRuntime(bundle, threads=threads, providers=providers)
+
+
+def check_runtime(name: str) -> None:
+    """Raise RuntimeUnavailableError if there is no such runtime here."""
     if name != "onnx":
         raise RuntimeUnavailableError(f"runtime {name!r} is not available in this version: use onnx")
     if importlib.util.find_spec("onnxruntime") is None:
         raise RuntimeUnavailableError("onnxruntime is not installed: pip install 'edge-sdk-fl[onnx]'")
-    from edge_sdk.runtime.onnx import OnnxRuntime
-
-    return OnnxRuntime(bundle, threads=threads, providers=providers)

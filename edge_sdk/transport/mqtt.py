@@ -27,6 +27,8 @@ from edge_sdk.transport.events import Connected, Disconnected, Event, Received, 
 
 MAX_PAYLOAD = 128 << 10
 KEEPALIVE = 20
+MAX_WAITING = 10_000
+"""Messages that may wait to be received before further ones are dropped."""
 MAX_OUTSTANDING = 256
 """Messages that may wait for their PUBACK before ``publish`` waits too."""
 
@@ -254,7 +256,9 @@ class MqttTransport(Transport):
             self._events.put(Disconnected(str(code)))
 
     def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
-        self._events.put(Received(message.topic, bytes(message.payload)))
+        # What nobody takes in is dropped, as a broker would: the protocol asks for it again.
+        if self._events.qsize() < MAX_WAITING:
+            self._events.put(Received(message.topic, bytes(message.payload)))
 
     def _on_publish(
         self, _client: mqtt.Client, _data: Any, _mid: int, _code: ReasonCode, _properties: Properties

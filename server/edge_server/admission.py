@@ -58,7 +58,8 @@ class Admission:
         elif training.hashes.get(device) == offer.blob.hash:
             self.acknowledge(device, offer, None)
         elif reason := self._refusal(training, device, offer):
-            if training.cohort.drop(device):
+            # With over-selection it is the rule that some come too late.
+            if training.cohort.drop(device) and not training.cohort.complete:
                 self.on_refused(f"the update of {device} is refused: {reason}")
             self.acknowledge(device, offer, reason)
         else:
@@ -73,6 +74,7 @@ class Admission:
             offer = self._uploads.drop(device)
             if offer is not None and self._round is not None:
                 self._round.cohort.drop(device)
+                self.on_refused(f"the update of {device} is refused: {error}")
                 self.acknowledge(device, offer, str(error))
             return
         if done is None or self._round is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from edge_sdk.cli import Command
 from edge_sdk.commands import add_credentials, read_credentials, stop_on_signals
 from edge_sdk.data import load
 from edge_sdk.errors import RunError
+from edge_sdk.files import check_writable
 from edge_sdk.tensors import decode
 from edge_server.broker_config import SERVER, write_broker_config
 from edge_server.config import make_config, read_toml
 from edge_server.replay import replay
 from edge_server.rounds import RoundResult
 from edge_server.server import Server
-from edge_server.store import Store
+from edge_server.store import RunRow, Store
 
 # Settings of the run that are options of the command; the TOML file takes these and all others.
 _SETTINGS: dict[str, tuple[type, str]] = {
@@ -34,6 +36,10 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "min_participants": (int, "updates without which a round is repeated"),
     "join_timeout": (float, "seconds for devices to come at the start"),
     "deadline": (float, "seconds for a round"),
+    "grace": (float, "seconds for a lost device to come back"),
+    "patience": (float, "seconds without a completed round after which the run stops"),
+    "max_examples": (int, "the largest sample count of one device"),
+    "chunk_bytes": (int, "of tensors in one message"),
     "epochs": (int, "local epochs"),
     "batch_size": (int, "local batch size"),
     "lr": (float, "local learning rate"),
@@ -61,11 +67,12 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="F.toml", help="all of this in a file; options win")
     parser.add_argument("--work-dir", metavar="DIR", help="durable state (default: edge-runs/FLEET)")
     parser.add_argument("--store", metavar="URL", help="another database than SQLite in --work-dir")
-    parser.add_argument("--out", metavar="F.edge", help="the trained bundle (default: trained.edge)")
+    parser.add_argument("--out", metavar="F.edge", help="the trained bundle (default: in --work-dir)")
     add_credentials(parser)
 
 
-_OUTSIDE = ("bundle", "broker", "eval_data", "work_dir", "store", "out")
+_CREDENTIALS = ("username", "password_file", "ca", "cert", "key")
+_OUTSIDE = ("bundle", "broker", "eval_data", "work_dir", "store", "out", *_CREDENTIALS)
 
 
 def _run_serve(options: argparse.Namespace) -> int:
@@ -76,7 +83,7 @@ def _run_serve(options: argparse.Namespace) -> int:
             values[name] = getattr(options, name)
     outside = {name: values.pop(name, None) for name in _OUTSIDE}
     for name, value in outside.items():
-        if value is not None and not isinstance(value, str):
+        if value is not None and not isinstance(value, str | Path):
             raise RunError(f"{name} in the --config file is {value!r}: give a text")
     for name in ("bundle", "broker"):
         if outside[name] is None:
@@ -86,8 +93,9 @@ def _run_serve(options: argparse.Namespace) -> int:
     config = make_config(values)
     if config.evaluation == "server" and outside["eval_data"] is None:
         raise RunError("evaluation on the server needs --eval-data")
-    out = Path(outside["out"] or "trained.edge")
-    _check_writable(out)
+    work_dir = Path(outside["work_dir"] or Path("edge-runs") / config.fleet)
+    out = Path(outside["out"] or work_dir / "trained.edge")
+    check_writable(out)
     bundle = Bundle.read(outside["bundle"])
     eval_data = (
         load(outside["eval_data"], split="test", input=bundle.manifest.input)
@@ -98,10 +106,10 @@ def _run_serve(options: argparse.Namespace) -> int:
         bundle,
         config,
         broker=outside["broker"],
-        work_dir=outside["work_dir"] or Path("edge-runs") / config.fleet,
+        work_dir=work_dir,
         store=outside["store"],
         eval_data=eval_data,
-        credentials=read_credentials(options),
+        credentials=read_credentials(**{name: outside[name] for name in _CREDENTIALS}),
         on_round=lambda result: print(format_round(result, config.rounds), flush=True),
         on_status=lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )
@@ -115,13 +123,6 @@ def _run_serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_writable(out: Path) -> None:
-    """RunError, before a run that may take days, if its result could not be written."""
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise RunError(f"{out} cannot be written: give another file as --out")
-
-
 def format_round(result: RoundResult, rounds: int) -> str:
     """A round's line for a terminal.
 
@@ -132,7 +133,8 @@ def format_round(result: RoundResult, rounds: int) -> str:
     if result.accuracy is not None and result.loss is not None:
         figures = f"accuracy {100 * result.accuracy:5.2f} %  loss {result.loss:.3f}  "
     return (
-        f"round {result.round:>{len(str(rounds))}}/{rounds}  {figures}{result.participants} devices  "
+        f"round {result.round:>{len(str(rounds))}}/{rounds}  {figures}"
+        f"{result.participants} device{'s' * (result.participants != 1)}  "
         f"↑{result.bytes_up / 1024:.0f} ↓{result.bytes_down / 1024:.0f} KB  {result.seconds:.1f} s"
     )
 
@@ -140,42 +142,48 @@ def format_round(result: RoundResult, rounds: int) -> str:
 def _configure_work_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work-dir", type=Path, required=True, metavar="DIR")
     parser.add_argument("--store", metavar="URL")
+    parser.add_argument("--run", dest="run_id", metavar="ID", help="begins its id (default: the last)")
 
 
 def _configure_runs(parser: argparse.ArgumentParser) -> None:
     _configure_work_dir(parser)
-    parser.add_argument("--out", type=Path, metavar="F.edge", help="write the last run's present model")
+    parser.add_argument("--out", type=Path, metavar="F.edge", help="write the present model of --run")
 
 
 def _run_runs(options: argparse.Namespace) -> int:
-    store = _existing_store(options)
-    runs = store.runs()
-    for run in runs:
-        status = "ended" if run.ended else "unfinished"
-        print(f"{run.id[:12]}  {run.fleet}  {run.config.strategy}  {run.round}/{run.config.rounds}  {status}")
-    if options.out is not None:
-        if not runs:
-            raise RunError(f"there is no run in {options.work_dir}")
-        bundle = Bundle.read(store.blob(runs[-1].bundle))
-        weights = decode(store.blob(runs[-1].model), bundle.manifest.specs)
-        bundle.with_weights(weights).write(options.out)
-        print(f"wrote {options.out}")
+    with closing(_existing_store(options)) as store:
+        for run in store.runs():
+            status = "ended" if run.ended else "unfinished"
+            begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
+            rounds = f"{run.round}/{run.config.rounds}"
+            print(f"{run.id[:12]}  {begun}  {run.fleet}  {run.config.strategy}  {rounds}  {status}")
+        if options.out is not None:
+            run = _chosen(store, options)
+            bundle = Bundle.read(store.blob(run.bundle))
+            weights = decode(store.blob(run.model), bundle.manifest.specs)
+            bundle.with_weights(weights).write(options.out)
+            print(f"wrote {options.out}")
     return 0
 
 
 def _run_replay(options: argparse.Namespace) -> int:
-    store = _existing_store(options)
-    runs = store.runs()
-    if not runs:
-        raise RunError(f"there is no run in {options.work_dir}")
     differing = 0
-    for replayed in replay(store, runs[-1]):
-        differing += not replayed.same
-        verdict = "same bits" if replayed.same else "DIFFERS"
-        print(
-            f"round {replayed.round}  {replayed.participants} updates  {replayed.recomputed[:16]}  {verdict}"
-        )
+    with closing(_existing_store(options)) as store:
+        for replayed in replay(store, _chosen(store, options)):
+            differing += not replayed.same
+            verdict = "same bits" if replayed.same else "DIFFERS"
+            model = replayed.recomputed[:16]
+            print(f"round {replayed.round}  {replayed.participants} updates  {model}  {verdict}")
     return 1 if differing else 0
+
+
+def _chosen(store: Store, options: argparse.Namespace) -> RunRow:
+    """The run whose id begins with ``--run``; the last one by default."""
+    runs = [run for run in store.runs() if run.id.startswith(options.run_id or "")]
+    if not runs or (options.run_id and len(runs) > 1):
+        wanted = f" whose id begins with {options.run_id}" if options.run_id else ""
+        raise RunError(f"there is no one run in {options.work_dir}{wanted}: see 'edge-sdk runs'")
+    return runs[-1]
 
 
 def _existing_store(options: argparse.Namespace) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_sdk.errors import RunError
-from edge_sdk.protocol import check_id
+from edge_sdk.protocol import CHUNK_BYTES, check_id
 from edge_sdk.runtime import Optimiser
 from edge_server.aggregation import Precision, Strategy, fedavg, fedavgm, plan_precision
 
@@ -48,6 +49,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         evaluation: on the ``server``'s data, on the ``devices``' held-out shares, or ``none``.
         max_examples: the largest sample count that one device may claim.
         bounds: by rule of aggregation, base-2 logarithm of the largest magnitude in an update.
+        chunk_bytes: of tensors in one message; the default fits a limit of 128 KB. What a broker with MQTT 5
+            says of its own limit wins where that is smaller.
         seed: of selection and of the devices' shuffles.
     """
 
@@ -77,6 +80,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     evaluation: Literal["server", "devices", "none"] = "server"
     max_examples: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 17
     bounds: dict[Literal["mean", "statistic", "counter"], Annotated[int, Meta(ge=-20, le=40)]] = {}
+    chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28)] = CHUNK_BYTES
     seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     keep_updates: bool = False
 
@@ -91,7 +95,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             # A config that was made in Python has not been validated yet.
             msgspec.convert(msgspec.to_builtins(self), RunConfig)
         except msgspec.ValidationError as error:
-            raise RunError(f"the run's settings are not valid: {error}") from None
+            raise RunError(_in_words(error)) from None
         check_id(self.fleet, "fleet")
         whole = float(self.participants).is_integer() and isinstance(self.participants, int)
         if not (1 <= self.participants <= MAX_COHORT if whole else 0 < self.participants <= 1):
@@ -163,7 +167,7 @@ def make_config(values: dict[str, Any]) -> RunConfig:
     try:
         return msgspec.convert(values, RunConfig).check()
     except msgspec.ValidationError as error:
-        raise RunError(f"the run's settings are not valid: {error}") from None
+        raise RunError(_in_words(error)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -172,3 +176,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise RunError(f"{path} cannot be read as TOML: {error}") from None
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """A validation error with the setting's name in front."""
+    text, _, where = str(error).partition(" - at `$.")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
+        option = missing[1].replace("_", "-")
+        return f"no {missing[1]} is given: use --{option}, or {missing[1]} in the --config file"
+    if unknown := re.fullmatch(r"Object contains unknown field `(\w+)`", text):
+        return f"there is no setting {unknown[1]!r}"
+    name = where.rstrip("`").split(".")[0].split("[")[0]
+    return f"{name or 'the settings'}: {text[:1].lower()}{text[1:].replace('`', '')}"

@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 TICK = 0.05
 JITTER = 2
 """Seconds over which devices spread their answers to ``who``."""
+SAY_AGAIN = 10.0
+"""Seconds after which it is said again that the run waits."""
 PAUSE = 2.0
 """Seconds before a round that fell short is repeated; doubled with every repeat in a row."""
 LONGEST_PAUSE = 60.0
@@ -97,6 +99,7 @@ class Coordinator:
     _seconds: float = field(default=0.0, init=False)
     _call: Call | None = field(default=None, init=False)
     _progress_at: float = field(init=False)
+    _say_again_at: float = field(default=0.0, init=False)
     _repeats: int = field(default=0, init=False)
     _model: Ref = field(init=False)
     _bundle_ref: Ref = field(init=False)
@@ -105,7 +108,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         topics = Topics(self.run.fleet)
         self._desk = Desk(self.transport, topics)
-        self._publication = Publication(self.transport, topics)
+        self._publication = Publication(self.transport, topics, chunk=self.run.config.chunk_bytes)
         self._admission = Admission(
             desk=self._desk,
             store=self.store,
@@ -116,6 +119,7 @@ class Coordinator:
         manifest = self.bundle.manifest
         self._state = State.from_bytes(self.store.blob(self.run.state), manifest.specs, manifest.rules)
         self._since = self._progress_at = time.monotonic()
+        self._say_again_at = self._since + PAUSE
 
     @property
     def weights(self) -> Tensors:
@@ -155,6 +159,8 @@ class Coordinator:
     # Start and end.
 
     def _publish_first(self) -> None:
+        # A broker that takes less in one message has said so by now, if it speaks MQTT 5.
+        self._publication.fit(self.transport.max_payload)
         model = self.store.blob(self.run.model)
         for stale in self.store.published(self.run.fleet):
             if stale.hash not in (self.bundle.sha256, self.run.model):
@@ -334,13 +340,17 @@ class Coordinator:
         needed = config.needed()
         if len(present) >= needed and now >= self._not_before:
             self._open_round(present, now)
-        elif self.first_start and now - self._since > config.join_timeout:
+            return
+        if len(present) < needed and now >= self._say_again_at:
+            self._say_again_at = now + SAY_AGAIN
+            self.on_status(f"round {self.run.round + 1} waits: {len(present)} of {needed} devices are here")
+        if self.first_start and now - self._since > config.join_timeout:
             self._fire(Event.TOO_FEW_AT_START)
             raise RunError(
                 f"{len(present)} of the {needed} devices that the run needs have joined fleet "
                 f"{config.fleet} within {config.join_timeout:.0f} s: start more, or lower --min-devices"
             )
-        elif now - self._progress_at > config.patience:
+        if now - self._progress_at > config.patience:
             self._fire(Event.PATIENCE_OUT)
             raise RunError(
                 f"no round was completed for {config.patience:.0f} s ({len(present)} of {needed} devices are "
@@ -451,6 +461,7 @@ class Coordinator:
 
     def _fire(self, event: Event) -> None:
         self._phase, self._since = next_phase(self._phase, event), time.monotonic()
+        self._say_again_at = self._since + PAUSE
 
     def _training(self) -> TrainingRound:
         assert self._round is not None

@@ -12,8 +12,7 @@ from edge_sdk.data import Dataset, prepare
 from edge_sdk.errors import DataError
 from edge_sdk.runtime import open_runtime
 from edge_sdk.tensors import Array, Tensors
-
-BATCH = 256
+from edge_sdk.training import EVALUATION_BATCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +65,6 @@ class Evaluator:
         return Evaluation(float(np.trace(confusion)) / examples, loss / examples, examples, confusion)
 
     def _batches(self) -> Iterator[tuple[Array, Array]]:
-        for start in range(0, len(self._dataset), BATCH):
-            indices = np.arange(start, min(start + BATCH, len(self._dataset)))
+        for start in range(0, len(self._dataset), EVALUATION_BATCH):
+            indices = np.arange(start, min(start + EVALUATION_BATCH, len(self._dataset)))
             yield prepare(self._dataset, indices, self._manifest.input, self._manifest.classes)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from edge_sdk.protocol import CHUNK_BYTES, Topics, chunk_count, encode_chunk, reference
+from edge_sdk.errors import RunError
+from edge_sdk.protocol import Topics, chunk_count, encode_chunk, reference
 from edge_sdk.protocol.messages import Grant, Ref
+from edge_sdk.protocol.transfer import HEADER_BYTES
 from edge_sdk.transport import Transport
 
 ASKED_AT_ONCE = 32
+TOPIC_BYTES = 256
+"""Room for the longest topic of a chunk."""
 
 
 class Publication:
     """The blobs that are out, on the topics of one fleet."""
 
-    def __init__(self, transport: Transport, topics: Topics, *, chunk: int = CHUNK_BYTES) -> None:
+    def __init__(self, transport: Transport, topics: Topics, *, chunk: int) -> None:
         self._transport = transport
         self._topics = topics
         self._chunk = chunk
         self._blobs: dict[str, tuple[Ref, bytes]] = {}
+
+    def fit(self, max_payload: int) -> None:
+        """Cut blobs so that a chunk with header and topic fits ``max_payload`` bytes.
+
+        Raises:
+            RunError: that leaves less than 1 KiB a chunk.
+        """
+        self._chunk = min(self._chunk, max_payload - HEADER_BYTES - TOPIC_BYTES)
+        if self._chunk < 1024:
+            raise RunError(
+                f"the broker takes {max_payload} bytes a message, too few for a chunk: raise its limit"
+            )
 
     def announce(self, data: bytes) -> Ref:
         """Take a blob up; returns its reference. Nothing is sent yet, so that it can be recorded first."""

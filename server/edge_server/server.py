@@ -134,22 +134,28 @@ class Server:
     def _find_or_begin(self, store: Store) -> tuple[RunRow, bool]:
         runs = store.runs(self._config.fleet)
         if not runs:
-            strategy, manifest = self._config.make_strategy(), self._bundle.manifest
-            state = strategy.init(self._bundle.weights, manifest.rules)
-            model = encode(state.weights)
-            return store.begin(self._config, self._bundle.data, model, state.to_bytes()), True
+            return self._begin(store), True
         last = runs[-1]
         if last.ended:
             raise RunError(
                 f"the run of fleet {last.fleet} in {self._work_dir} has ended after {last.round} rounds: "
                 "give another --work-dir or --fleet for a new one"
             )
-        if (last.bundle, last.config) != (self._bundle.sha256, self._config):
+        same = (last.bundle, last.config) == (self._bundle.sha256, self._config)
+        if not same and not store.rounds(last.id):
+            # Nothing was done yet: it is a start whose settings are being mended.
+            store.forget(last.id)
+            return self._begin(store), True
+        if not same:
             raise RunError(
                 f"{self._work_dir} holds an unfinished run of fleet {last.fleet} with other settings or "
                 "another bundle: give those to go on with it, or another --work-dir for a new one"
             )
         return last, last.round == 0 and not store.rounds(last.id)
+
+    def _begin(self, store: Store) -> RunRow:
+        state = self._config.make_strategy().init(self._bundle.weights, self._bundle.manifest.rules)
+        return store.begin(self._config, self._bundle.data, encode(state.weights), state.to_bytes())
 
 
 def _result(figures: dict[str, Any]) -> RoundResult:

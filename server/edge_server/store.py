@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import sqlalchemy as sa
@@ -134,19 +134,7 @@ class Store:
     """
 
     def __init__(self, work_dir: Path, url: str | None = None, *, exclusive: bool = True) -> None:
-        try:
-            work_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = (work_dir / "lock").open("a")
-        except OSError as error:
-            raise RunError(f"the work folder {work_dir} cannot be used: {error.strerror}") from None
-        if exclusive:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                self._lock.close()
-                raise RunError(
-                    f"another server is running in {work_dir}: stop it, or give --work-dir"
-                ) from None
+        self._lock = _take(work_dir) if exclusive else None
         try:
             self._engine = sa.create_engine(url or f"sqlite:///{work_dir / 'edge.sqlite'}")
             if self._engine.dialect.name == "sqlite":
@@ -156,7 +144,8 @@ class Store:
                 _tables.create_all(self._engine)
             self._check_schema(exclusive)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
-            self._lock.close()
+            if self._lock is not None:
+                self._lock.close()
             raise RunError(f"the store cannot be opened: {_first_line(error)}") from None
         except RunError:
             self.close()
@@ -165,7 +154,8 @@ class Store:
     def close(self) -> None:
         """Close the database and give the folder back."""
         self._engine.dispose()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def runs(self, fleet: str | None = None) -> list[RunRow]:
         """All runs, or a fleet's, the oldest first."""
@@ -302,6 +292,11 @@ class Store:
             hashes = self._update_hashes(connection, row)
             _forget(connection, hashes, row)
 
+    def forget(self, run: str) -> None:
+        """Remove a run that has opened no round."""
+        with self._transaction() as connection:
+            connection.execute(sa.delete(_runs).where(_runs.c.id == run))
+
     def end(self, run: str) -> None:
         """Record that all rounds are done."""
         with self._transaction() as connection:
@@ -355,6 +350,21 @@ class Store:
             _updates.c.run == row.run, _updates.c.round == row.round, _updates.c.attempt == row.attempt
         )
         return set(connection.execute(query).scalars())
+
+
+def _take(work_dir: Path) -> IO[str]:
+    """The lock of a work folder; RunError if another server has it."""
+    try:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        lock = (work_dir / "lock").open("a")
+    except OSError as error:
+        raise RunError(f"the work folder {work_dir} cannot be used: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RunError(f"another server is running in {work_dir}: stop it, or give --work-dir") from None
+    return lock
 
 
 def _put(connection: sa.Connection, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """MQTT brokers of one's own: amqtt in a process beside the demo, and a real mosquitto for tests.
 
-``python -m edge_simulation.broker --port N`` runs the first until its standard input ends.
+``python -m edge_simulation.broker --port N`` runs the first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from edge_sdk.errors import EdgeError
+from edge_simulation import child
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0
@@ -113,7 +114,7 @@ class EmbeddedBroker(_Broker):
 
     def _spawn(self) -> str:
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "edge_simulation.broker", "--port", str(self.port)],
+            child.command(sys.executable, "edge_simulation.broker", ["--port", str(self.port)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -220,17 +221,17 @@ class MosquittoBroker(_Broker):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run amqtt until standard input ends or the parent is gone; the first line printed says how it went."""
+    """Run amqtt for ever; the first line printed says how the start went."""
     parser = argparse.ArgumentParser(prog="python -m edge_simulation.broker")
     parser.add_argument("--port", type=int, default=1883)
     port = parser.parse_args(arguments).port
     # Ctrl-C reaches the whole process group; the parent needs the broker while it says goodbye.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)
-    return asyncio.run(_serve(port, os.getppid()))
+    return asyncio.run(_serve(port))
 
 
-async def _serve(port: int, parent: int) -> int:
+async def _serve(port: int) -> int:
     from amqtt.broker import Broker
     from amqtt.session import Session
 
@@ -257,13 +258,9 @@ async def _serve(port: int, parent: int) -> int:
         print(_IN_USE if getattr(cause, "errno", None) == errno.EADDRINUSE else cause, flush=True)
         return 1
     print(_READY, flush=True)
-    end = threading.Thread(target=sys.stdin.buffer.read, daemon=True)
-    end.start()
-    # A forked child of a killed parent would keep the pipe open, hence the look at the parent too.
-    while end.is_alive() and os.getppid() == parent:
-        await asyncio.sleep(0.1)
-    # There is no state to save, and an orderly shutdown waits for every client.
-    os._exit(0)
+    # There is no state to save, and an orderly shutdown would wait for every client.
+    await asyncio.Event().wait()
+    return 0
 
 
 def _checked(port: int) -> int:

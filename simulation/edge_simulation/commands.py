@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import threading
+import signal
 from pathlib import Path
 
 from edge_sdk.cli import Command
-from edge_sdk.commands import stop_on_signals
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +29,10 @@ def _run(options: argparse.Namespace) -> int:
 
     from edge_simulation.demo import Demo, run_demo
 
-    stop = threading.Event()
-    stop_on_signals(stop.set)
+    # SIGTERM ends the demo as Ctrl-C does: with everything that it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     fields = {name: getattr(options, name) for name in Demo.__slots__}
-    run_demo(Demo(**fields), Console(), stop)
+    run_demo(Demo(**fields), Console())
     return 0
 
 

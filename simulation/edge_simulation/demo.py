@@ -18,7 +18,8 @@ from rich.table import Table
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import EdgeError, RunError
-from edge_sdk.files import write_atomically
+from edge_sdk.files import check_writable, write_atomically
+from edge_sdk.runtime import check_runtime
 from edge_server import Outcome, RoundResult, RunConfig, Server
 from edge_server.commands import format_round
 from edge_simulation.broker import EmbeddedBroker
@@ -88,14 +89,13 @@ class Demo:
     out: Path = Path("demo-out")
 
 
-def run_demo(demo: Demo, console: Console, stop: threading.Event) -> None:
-    """Run the demo to its end, or until ``stop`` is set.
+def run_demo(demo: Demo, console: Console) -> None:
+    """Run the demo to its end; a KeyboardInterrupt ends what was started.
 
     Raises:
-        EdgeError: the data, the broker, a device or the server fails; says which.
+        EdgeError: an option, the data, the broker, a device or the server fails; says which.
     """
-    if demo.devices < 2:
-        raise RunError(f"a fleet of {demo.devices} is none: give --devices 2 or more")
+    _check(demo)
     data = _within_budget(load_train_test(demo.data, demo.data_dir, demo.seed), demo)
     share = min(len(data.train) // demo.devices, SHARE)
     partition = dirichlet_hsu(
@@ -114,7 +114,7 @@ def run_demo(demo: Demo, console: Console, stop: threading.Event) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-demo-")))
         results, outcomes = [], []
         for contender in CONTENDERS:
-            outcome = _contend(contender, demo, data, partition, names, bundle, url, folder, console, stop)
+            outcome = _contend(contender, demo, data, partition, names, bundle, url, folder, console)
             outcomes.append(outcome)
             results.append(_result(contender, data, outcome))
     report = Report(
@@ -131,6 +131,20 @@ def run_demo(demo: Demo, console: Console, stop: threading.Event) -> None:
     _write(demo.out, report, outcomes[-1].bundle)
     _compare(report, console)
     console.print(f"wrote report.html, summary.json, model.edge and model.onnx to [bold]{demo.out}[/]")
+
+
+def _check(demo: Demo) -> None:
+    """RunError, or EdgeError, for what would otherwise show only after minutes."""
+    if demo.devices < 2:
+        raise RunError(f"a fleet of {demo.devices} is none: give --devices 2 or more")
+    if demo.rounds < 1:
+        raise RunError(f"{demo.rounds} rounds are none: give --rounds 1 or more")
+    if demo.seed < 0:
+        raise RunError(f"the seed is {demo.seed}: give a --seed of 0 or more")
+    if not demo.alpha >= 0:
+        raise RunError(f"the concentration is {demo.alpha}: give an --alpha from 0 to inf")
+    check_runtime(demo.runtime)
+    check_writable(demo.out / "report.html")
 
 
 def _within_budget(data: TrainTest, demo: Demo) -> TrainTest:
@@ -168,7 +182,6 @@ def _contend(
     url: str,
     folder: Path,
     console: Console,
-    stop: threading.Event,
 ) -> Outcome:
     """One run over the wire: devices as processes, the server here."""
     config = RunConfig(
@@ -219,19 +232,17 @@ def _contend(
         folder=folder / contender.strategy,
         runtime=demo.runtime,
     )
-    with progress, devices, _watch(devices, server, stop) as failures:
+    with progress, devices, _watch(devices, server) as failures:
         outcome = server.run()
         if failures:
             raise failures[0]
-        if not outcome.finished:
-            raise KeyboardInterrupt
         devices.wait(10)
     return outcome
 
 
 @contextlib.contextmanager
-def _watch(devices: DeviceProcesses, server: Server, stop: threading.Event) -> Iterator[list[EdgeError]]:
-    """Stop the server when the user wants it, or when a device fails; the failure is in the list then."""
+def _watch(devices: DeviceProcesses, server: Server) -> Iterator[list[EdgeError]]:
+    """Stop the server when a device fails; the failure is in the list then."""
     failures: list[EdgeError] = []
     over = threading.Event()
 
@@ -241,7 +252,6 @@ def _watch(devices: DeviceProcesses, server: Server, stop: threading.Event) -> I
                 devices.check()
             except EdgeError as error:
                 failures.append(error)
-            if failures or stop.is_set():
                 server.stop()
                 return
 

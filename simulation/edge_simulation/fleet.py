@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edge_sdk.data import ArrayDataset, save_npz
 from edge_sdk.errors import EdgeError
+from edge_simulation import child
 
 STOP_SECONDS = 3.0
 INTERRUPTED = 130
@@ -66,14 +67,18 @@ class DeviceProcesses:
         data = folder / "data.npz"
         if not data.exists():
             save_npz(data, self._shares[name])
-        command = [self._python, "-m", "edge_sdk.cli", "device", "--broker", self._broker]
-        command += ["--fleet", self._fleet, "--id", name, "--data", str(data), "--threads", "1"]
-        command += ["--work-dir", str(folder / "work"), "--runtime", self._runtime]
+        arguments = ["device", "--broker", self._broker, "--fleet", self._fleet, "--id", name]
+        arguments += ["--data", str(data), "--work-dir", str(folder / "work")]
+        arguments += ["--threads", "1", "--runtime", self._runtime]
         with (folder / "log").open("ab") as log:
             # One thread for NumPy too: the devices share the machine's cores.
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                child.command(self._python, "edge_sdk.cli", arguments),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
 
     def kill(self, name: str) -> None:

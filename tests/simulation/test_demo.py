@@ -105,13 +105,34 @@ def test_a_port_in_use_is_one_line(tmp_path):
     assert "in use" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--seed", -1),
+        ("--rounds", 0),
+        ("--devices", 1),
+        ("--alpha", -1),
+        ("--alpha", "nan"),
+        ("--runtime", "executorch"),
+        ("--out", "/etc/passwd/x"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_one_line_before_anything_starts(options, tmp_path):
+    done = run_demo("--out", tmp_path, *options)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
 def test_a_data_set_that_is_not_there_is_one_line(tmp_path):
     done = run_demo("--data", tmp_path / "nothing", "--out", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_ends_every_process_without_a_traceback(tmp_path):
+@pytest.mark.parametrize("shown", ["images on each of", "exported", "  3/500"])
+def test_ctrl_c_ends_every_process_without_a_traceback(shown, tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "--rounds", "500", "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -123,7 +144,7 @@ def test_ctrl_c_ends_every_process_without_a_traceback(tmp_path):
     deadline = time.monotonic() + 120
     for line in process.stdout:
         assert time.monotonic() < deadline
-        if "  3/500" in line:
+        if shown in line:
             break
     # As a terminal does: to the whole foreground group.
     os.killpg(process.pid, signal.SIGINT)

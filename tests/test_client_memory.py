@@ -304,6 +304,43 @@ def test_another_runs_settings_do_not_go_on_with_an_unfinished_run(fleet, norm):
         fleet.serve(norm, rounds=1001)[1].result()
 
 
+def test_a_run_that_waits_says_for_whom(fleet, norm):
+    fleet.serve(norm, min_devices=2)
+    fleet.device("a", quadrants(9))
+    until(lambda: "round 1 waits: 1 of 2 devices are here" in fleet.status)
+
+
+def test_a_stopped_client_stays_stopped(fleet, norm):
+    fleet.serve(norm)
+    client = fleet.client("a", quadrants(9))
+    client.stop()
+    assert client.run() == 0
+    assert not client.check_in(60).accepted
+
+
+def test_a_client_takes_part_once_at_a_time(fleet, norm):
+    fleet.serve(norm, min_devices=2)
+    client = fleet.client("a", quadrants(9))
+    fleet.start(client)
+    until(lambda: fleet.heard(Welcome, "a"))
+    with pytest.raises(RunError, match="takes part already"):
+        client.run()
+
+
+def test_a_new_model_is_told_of_once(fleet, norm):
+    told = []
+    _, thread = fleet.serve(norm, rounds=2, evaluation="devices")
+    client = fleet.client("a", quadrants(30), held_out=0.2, on_model=lambda: told.append(newest(fleet)))
+    fleet.start(client)
+    assert thread.result().finished
+    until(lambda: len(told) == 3)
+    assert len(set(told)) == 3
+
+
+def newest(fleet):
+    return (fleet.folder / "devices" / "a" / "newest.json").read_bytes()
+
+
 def test_a_start_that_found_too_few_devices_may_be_mended(fleet, norm):
     with pytest.raises(RunError, match="lower --min-devices"):
         fleet.serve(norm, min_devices=2, join_timeout=0.1)[1].result()

@@ -132,6 +132,19 @@ def test_a_broker_that_is_killed_and_comes_back_does_not_stop_the_run(machine):
         assert [device.wait() for device in devices] == [0, 0]
 
 
+def test_chunks_fit_a_broker_that_takes_small_messages(tmp_path, cnn):
+    cnn.write(tmp_path / "model.edge")
+    save_npz(tmp_path / "data.npz", quadrants(24))
+    with MosquittoBroker(extra_config="max_packet_size 20000") as small:
+        machine = Machine(tmp_path, small.url)
+        server = machine.serve("--rounds", 2, "--participants", 1, *LONG)
+        machine.device("a")
+        try:
+            assert server.wait() == 0
+        finally:
+            machine.close()
+
+
 def test_a_second_device_with_an_id_in_use_ends_while_the_first_goes_on(machine):
     machine.serve("--rounds", 1, "--min-devices", 2, "--participants", 1, *LONG)
     first = machine.device("same")

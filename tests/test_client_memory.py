@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from edge_sdk.errors import BrokerError, DataError, RefusedError
 from edge_sdk.protocol.messages import Declined, Offer, Task, Welcome, number
 from edge_sdk.runtime import open_runtime
 from edge_sdk.tensors import decode
+from edge_server.coordinator import NEWCOMER
 from edge_server.replay import replay
 from edge_server.store import Store
 
@@ -308,6 +310,17 @@ def test_a_run_that_waits_says_for_whom(fleet, norm):
     fleet.serve(norm, min_devices=2)
     fleet.device("a", quadrants(9))
     until(lambda: "round 1 waits: 1 of 2 devices are here" in fleet.status)
+
+
+def test_a_second_server_on_a_fleet_gives_way(fleet, norm):
+    begun = time.monotonic()
+    _, first = fleet.serve(norm, min_devices=1)
+    until(lambda: time.monotonic() > begun + NEWCOMER + 0.5)
+    _, second = fleet.serve(norm, work_dir="other")
+    with pytest.raises(RunError, match="another server serves fleet"):
+        second.result()
+    fleet.device("a", quadrants(9))
+    assert first.result().finished
 
 
 def test_a_stopped_client_stays_stopped(fleet, norm):

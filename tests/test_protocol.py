@@ -51,7 +51,7 @@ FROM_DEVICE = [
     Grant(blob=HASH, start=0, stop=16),
 ]
 FROM_SERVER = [
-    Who(jitter=2),
+    Who(jitter=2, server="e" * 16),
     Welcome(nonce=NONCE, run="f" * 32, bundle=REF, model=REF, heartbeat=20, come_back=None),
     Welcome(nonce=NONCE, run="f" * 32, bundle=REF, model=REF, heartbeat=20, come_back=90),
     Refused(nonce=NONCE, code="id-in-use", reason="take another"),

@@ -132,9 +132,13 @@ class Grant(Message, frozen=True, kw_only=True):
 
 
 class Who(Message, frozen=True, kw_only=True):
-    """A server has started: who is there? Devices join again, each after a jitter."""
+    """A server has started: who is there? Devices join again, each after a jitter.
+
+    Servers hear it too, so that two on one fleet notice each other by ``server``, made once a process.
+    """
 
     jitter: Seconds
+    server: Token
 
 
 class Welcome(Message, frozen=True, kw_only=True):

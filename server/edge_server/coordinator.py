@@ -7,6 +7,7 @@ in the store, and is there before it is acknowledged.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -56,11 +57,13 @@ logger = logging.getLogger(__name__)
 TICK = 0.05
 JITTER = 2
 """Seconds over which devices spread their answers to ``who``."""
-SAY_AGAIN = 10.0
-"""Seconds after which it is said again that the run waits."""
+SAY_AFTER, SAY_AGAIN = 5.0, 10.0
+"""Seconds after which it is said, and said again, that the run waits for devices."""
 PAUSE = 2.0
 """Seconds before a round that fell short is repeated; doubled with every repeat in a row."""
 LONGEST_PAUSE = 60.0
+NEWCOMER = 3.0
+"""Seconds after its start within which a server that hears another one gives way."""
 QUEUE = 1000
 """Events taken in at a time."""
 
@@ -100,6 +103,8 @@ class Coordinator:
     _call: Call | None = field(default=None, init=False)
     _progress_at: float = field(init=False)
     _say_again_at: float = field(default=0.0, init=False)
+    _token: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
+    _opened_at: float = field(default=0.0, init=False)
     _repeats: int = field(default=0, init=False)
     _model: Ref = field(init=False)
     _bundle_ref: Ref = field(init=False)
@@ -119,7 +124,7 @@ class Coordinator:
         manifest = self.bundle.manifest
         self._state = State.from_bytes(self.store.blob(self.run.state), manifest.specs, manifest.rules)
         self._since = self._progress_at = time.monotonic()
-        self._say_again_at = self._since + PAUSE
+        self._say_again_at = self._since + SAY_AFTER
 
     @property
     def weights(self) -> Tensors:
@@ -134,6 +139,7 @@ class Coordinator:
             RunError: too few devices at the start, patience is out, or the store cannot be written.
         """
         self._desk.open(timeout=connect_timeout)
+        self._opened_at = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "edge-evaluate")
         try:
             self._publish_first()
@@ -217,7 +223,9 @@ class Coordinator:
         if isinstance(event, Connected):
             # A broker that has restarted has lost what it retained, and devices may have come meanwhile.
             self._publication.send_all()
-            self._desk.tell_all(Who(jitter=JITTER))
+            self._desk.tell_all(Who(jitter=JITTER, server=self._token))
+        elif isinstance(event, Who):
+            self._on_server(event, time.monotonic())
         elif isinstance(event, Disconnected):
             if event.fatal:
                 raise RunError(f"the broker refuses the server: {event.reason}")
@@ -234,13 +242,23 @@ class Coordinator:
                 logger.warning("dropped what %s sent: %s", device, error)
         return event is not None
 
+    def _on_server(self, who: Who, now: float) -> None:
+        """Of two servers on one fleet the newcomer gives way: each would call off the other's work."""
+        if who.server == self._token:
+            return
+        if now - self._opened_at < NEWCOMER:
+            raise RunError(
+                f"another server serves fleet {self.run.fleet} on this broker: stop it, or give --fleet"
+            )
+        self._desk.tell_all(Who(jitter=JITTER, server=self._token))
+
     def _on_message(self, device: str, message: FromDevice, now: float) -> None:
         match message:
             case Join():
                 self._on_join(device, message, now)
             case Here():
                 if not self._registry.here(device, message.nonce, message.examples, now):
-                    self._desk.tell(device, Who(jitter=0))
+                    self._desk.tell(device, Who(jitter=0, server=self._token))
             case Leave():
                 if self._registry.leave(device, message.nonce):
                     self._on_gone(device, now)
@@ -461,7 +479,7 @@ class Coordinator:
 
     def _fire(self, event: Event) -> None:
         self._phase, self._since = next_phase(self._phase, event), time.monotonic()
-        self._say_again_at = self._since + PAUSE
+        self._say_again_at = self._since + SAY_AFTER
 
     def _training(self) -> TrainingRound:
         assert self._round is not None

@@ -60,6 +60,8 @@ def line_chart(
     ]
     points = [point for _, curve in curves for point in curve]
     x_ticks = _ticks([x for x, _ in points], 6)
+    if all(float(x).is_integer() for x, _ in points):
+        x_ticks = [tick for tick in x_ticks if float(tick).is_integer()]
     y_ticks = _ticks([y for _, y in points], 5)
     if percent:
         y_ticks = [tick for tick in y_ticks if -1e-9 <= tick <= 1 + 1e-9]

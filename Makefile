@@ -51,11 +51,12 @@ wheel: venv
 	$(BIN)/python -m hatchling build -t wheel
 
 COMPILE = uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
+# torch.txt leaves out what base.txt has on every Python.
 lock:
 	$(COMPILE) --upgrade --all-extras --group dev --override requirements/no-torch.txt \
 	  --no-emit-package edge-sdk-fl pyproject.toml -o requirements/base.txt
 	$(COMPILE) --upgrade -c requirements/base.txt requirements/torch.in -o requirements/torch.txt \
-	  $$(grep -oE '^[a-z0-9._-]+==' requirements/base.txt | sort -u | sed 's/==//; s/^/--no-emit-package /')
+	  $$(sed -nE 's/^([a-z0-9._-]+)==[^ ;]+ .$$/--no-emit-package \1/p' requirements/base.txt)
 
 clean:
 	rm -rf .venv dist demo-out

@@ -18,7 +18,7 @@ _MODULES_OF_EXTRA = {
     "onnx": {"onnxruntime"},
     "images": {"PIL"},
     "server": {"sqlalchemy", "tomli"},
-    "export": {"torch", "onnx", "onnxscript"},
+    "export": {"torch", "onnx"},
     "simulation": {"amqtt", "jinja2", "rich", "sklearn"},
 }
 

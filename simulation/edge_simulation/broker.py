@@ -52,7 +52,11 @@ class _Broker:
         raise NotImplementedError
 
     def __enter__(self: _Self) -> _Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # Ctrl-C while it starts: nothing is left running
+            self.close()
+            raise
         return self
 
     def __exit__(

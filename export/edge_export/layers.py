@@ -8,21 +8,22 @@ weight 0, must leave no trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from edge_export.batch_norm import WeightedNormalisation
 from edge_export.errors import ExportError
+from edge_export.replacing import Replacing
 
 NoiseSource = Callable[[tuple[int, ...]], Tensor]
 """Gives uniform noise in [0, 1) of shape [batch, *shape], from the ``shape`` of one sample."""
 
 
-class ExplicitDropout(TorchFunctionMode):
+class ExplicitDropout(Replacing):
     """Within this context dropout takes its noise from a source, one call a layer in order of execution.
 
     An element survives where its noise is at least p, and is scaled by 1 / (1 - p). Dropout of whole
@@ -33,18 +34,13 @@ class ExplicitDropout(TorchFunctionMode):
         super().__init__()
         self._source = source
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def replacement(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Dropout by explicit noise."""
         if function is functional.dropout:
-            return self._dropout(False, *args, **(kwargs or {}))
+            return partial(self._dropout, False)
         if function in (functional.dropout1d, functional.dropout2d, functional.dropout3d):
-            return self._dropout(True, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+            return partial(self._dropout, True)
+        return function
 
     def _dropout(
         self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -61,7 +57,7 @@ class ExplicitDropout(TorchFunctionMode):
         return input * (kept * (1 / (1 - p)))
 
 
-class WeightedBatchNorm(TorchFunctionMode):
+class WeightedBatchNorm(Replacing):
     """Within this context BatchNorm in train mode weighs each sample.
 
     Mean, biased variance, the unbiased running variance and, by differentiation, the backward pass use
@@ -80,16 +76,9 @@ class WeightedBatchNorm(TorchFunctionMode):
         super().__init__()
         self._sample_weight = sample_weight
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if function is functional.batch_norm:
-            return self._batch_norm(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+    def replacement(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """BatchNorm by weighted statistics."""
+        return self._batch_norm if function is functional.batch_norm else function
 
     def _batch_norm(
         self,

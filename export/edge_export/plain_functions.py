@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from edge_export.errors import ExportError
+from edge_export.replacing import Replacing
 
 
 def attention(
@@ -79,15 +79,9 @@ REPLACED: dict[Callable[..., Any], Callable[..., Tensor]] = {
 }
 
 
-class PlainFunctions(TorchFunctionMode):
+class PlainFunctions(Replacing):
     """Within this context the functions of ``REPLACED`` are computed as said here."""
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        found: Callable[..., Any] = REPLACED.get(function, function)
-        return found(*args, **(kwargs or {}))
+    def replacement(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What ``REPLACED`` has for ``function``, or itself."""
+        return REPLACED.get(function, function)

@@ -377,8 +377,8 @@ class Coordinator:
 
     def _open_round(self, present: list[str], now: float) -> None:
         number = self.run.round + 1
-        attempts = [row.attempt for row in self.store.rounds(self.run.id) if row.round == number]
-        attempt = max(attempts, default=-1) + 1
+        attempts = self.store.rounds(self.run.id, number=number)
+        attempt = attempts[-1].attempt + 1 if attempts else 0
         self._round = TrainingRound.open(
             self.run, self.bundle, present, round_number=number, attempt=attempt, now=now
         )

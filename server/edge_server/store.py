@@ -302,9 +302,11 @@ class Store:
         with self._transaction() as connection:
             connection.execute(sa.update(_runs).where(_runs.c.id == run).values(ended=True))
 
-    def rounds(self, run: str) -> list[RoundRow]:
-        """All attempts at all rounds of a run, in order."""
+    def rounds(self, run: str, *, number: int | None = None) -> list[RoundRow]:
+        """All attempts at all rounds of a run, or at round ``number``, in order."""
         query = sa.select(_rounds).where(_rounds.c.run == run)
+        if number is not None:
+            query = query.where(_rounds.c.round == number)
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(_rounds.c.round, _rounds.c.attempt))
             return [_round_row(row) for row in rows]

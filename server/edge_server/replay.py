@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import RunError
 from edge_sdk.tensors import Array, Tensors, decode, encode, sha256
-from edge_server.config import RunConfig
 from edge_server.store import RoundRow, RunRow, Store
+
+_Moments = tuple[Array, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +45,28 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
     if not run.config.keep_updates:
         raise RunError(f"run {run.id[:12]} did not keep its updates: serve with --keep-updates to replay")
     bundle = Bundle.read(store.blob(run.bundle))
-    weights, velocity = bundle.weights, {name: np.float64(0) for name in bundle.weights}
+    config = {"nesterov": True, "beta2": 0.99, "tau": 1e-3} | msgspec.to_builtins(run.config)
+    at_rest = (np.zeros(()), np.full((), config["tau"] * config["tau"]))
+    weights, moments = bundle.weights, dict.fromkeys(bundle.weights, at_rest)
     for row in store.rounds(run.id):
         if row.status != "aggregated" or row.model_after is None:
             continue
         updates = [
             (decode(store.blob(u.hash), bundle.manifest.specs), u.examples) for u in store.updates(row)
         ]
-        weights, velocity = _step(bundle, run.config, row, weights, velocity, updates)
+        weights, moments = _step(bundle, config, row, weights, moments, updates)
         yield Replayed(row.round, len(updates), row.model_after, sha256(encode(weights)))
 
 
 def _step(
     bundle: Bundle,
-    config: RunConfig,
+    config: dict[str, Any],
     row: RoundRow,
     weights: Tensors,
-    velocity: dict[str, Array],
+    moments: dict[str, _Moments],
     updates: list[tuple[Tensors, int]],
-) -> tuple[Tensors, dict[str, Array]]:
-    new_weights, new_velocity = {}, dict(velocity)
+) -> tuple[Tensors, dict[str, _Moments]]:
+    new_weights, new_moments = {}, dict(moments)
     for parameter in bundle.manifest.parameters:
         name, rule = parameter.name, parameter.rule
         if rule == "counter":
@@ -70,11 +75,25 @@ def _step(
             continue
         delta = _mean([(update[name], n) for update, n in updates], row.exponents[rule])
         step = delta
-        if rule == "mean" and config.strategy == "fedavgm":
-            new_velocity[name] = config.momentum * velocity[name] + delta
-            step = config.server_lr * (config.momentum * new_velocity[name] + delta)
+        if rule == "mean":
+            step, new_moments[name] = _server_step(config, delta, moments[name])
         new_weights[name] = (weights[name].astype(np.float64) - step).astype(weights[name].dtype)
-    return new_weights, new_velocity
+    return new_weights, new_moments
+
+
+def _server_step(config: dict[str, Any], delta: Array, moments: _Moments) -> tuple[Array, _Moments]:
+    """What is taken from a trainable tensor; ``momentum`` is FedAdam's β1."""
+    first, second = moments
+    rate, beta, beta2 = config["server_lr"], config["momentum"], config["beta2"]
+    if config["strategy"] == "fedavgm":
+        first = beta * first + delta
+        ahead = beta * first + delta if config["nesterov"] else first
+        return rate * ahead, (first, second)
+    if config["strategy"] == "fedadam":
+        first = beta * first + (1 - beta) * delta
+        second = beta2 * second + (1 - beta2) * (delta * delta)
+        return rate * first / (np.sqrt(second) + config["tau"]), (first, second)
+    return delta, moments
 
 
 def _mean(updates: list[tuple[Array, int]], exponent: int) -> Array:

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from edge_sdk.errors import RunError, TensorError
 from edge_sdk.tensors import TensorSpec
-from edge_server.aggregation import MeanUpdate, State, WeightedSum, fedavg, fedavgm, plan_precision
+from edge_server.aggregation import (
+    MeanUpdate,
+    WeightedSum,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fedprox,
+    plan_precision,
+)
 
 SPECS = [
     TensorSpec("w", (3,)),
@@ -42,14 +50,24 @@ def bits(tensors):
     return {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in tensors.items()}
 
 
+STRATEGIES = [
+    fedavg(),
+    fedavgm(momentum=0.9, learning_rate=0.5),
+    fedavgm(momentum=0.9, nesterov=False),
+    fedadam(learning_rate=0.1),
+]
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=["avg", "nesterov", "classical", "adam"])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(("momentum", "rate"), [(0.9, 1.0), (0.97, 0.3), (0.5, 2.0)])
-def test_momentum_follows_torch_nesterov(momentum, rate):
+def test_momentum_follows_torch(momentum, rate, nesterov):
     rng = np.random.default_rng(1)
-    strategy = fedavgm(momentum=momentum, learning_rate=rate)
+    strategy = fedavgm(momentum=momentum, learning_rate=rate, nesterov=nesterov)
     weights = {"w": rng.standard_normal(50)}
     state = strategy.init(weights, {"w": "mean"})
     parameter = torch.tensor(weights["w"], dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.SGD([parameter], lr=rate, momentum=momentum, nesterov=True)
+    optimiser = torch.optim.SGD([parameter], lr=rate, momentum=momentum, nesterov=nesterov)
     for _ in range(100):
         delta = rng.standard_normal(50)
         state = strategy.apply(state, MeanUpdate({"w": delta}, {"w": "mean"}))
@@ -58,9 +76,12 @@ def test_momentum_follows_torch_nesterov(momentum, rate):
     np.testing.assert_allclose(state.weights["w"], parameter.detach().numpy(), rtol=1e-12, atol=1e-11)
 
 
-def test_zero_momentum_is_fedavg_to_the_bit():
+@pytest.mark.parametrize(
+    "still", [fedavgm(momentum=0), fedavgm(momentum=0, nesterov=False), fedprox()], ids=["n", "c", "prox"]
+)
+def test_without_momentum_the_model_is_that_of_fedavg_to_the_bit(still):
     rng = np.random.default_rng(2)
-    plain, still = fedavg(), fedavgm(momentum=0)
+    plain = fedavg()
     ours, theirs = plain.init(random_weights(), RULES), still.init(random_weights(), RULES)
     for _ in range(20):
         mean = mean_of([random_update(rng) for _ in range(3)], [5, 1, 9])
@@ -130,8 +151,8 @@ def test_a_plan_that_could_overflow_is_refused():
         plan_precision({"mean": 40}, largest_total=1 << 17)
 
 
-def test_running_variance_gets_no_momentum():
-    strategy = fedavgm(momentum=0.9)
+@each_strategy
+def test_running_variance_gets_no_momentum(strategy):
     weights = {**random_weights(), "stat": np.float32([1.0, 1.0])}
     state, reported = strategy.init(weights, RULES), np.float32([0.1, 0.1])
     zeros = {s.name: np.zeros(s.shape, s.dtype) for s in SPECS}
@@ -140,10 +161,10 @@ def test_running_variance_gets_no_momentum():
         state = strategy.apply(state, mean_of([update, update], [3, 4]))
         assert (state.weights["stat"] > 0).all()
     np.testing.assert_allclose(state.weights["stat"], 0.1, rtol=1e-6)
-    assert "stat" not in state.velocity
+    assert not {"stat", "count"} & {name for slot in state.slots.values() for name in slot}
 
 
-@pytest.mark.parametrize("strategy", [fedavg(), fedavgm(momentum=0.9, learning_rate=0.5)])
+@each_strategy
 def test_a_counter_advances_by_the_largest_advance_and_stays_an_integer(strategy):
     zeros = {s.name: np.zeros(s.shape, s.dtype) for s in SPECS}
     state = strategy.init(random_weights(), RULES)
@@ -167,39 +188,65 @@ def test_a_counter_is_exact_where_a_float_would_not_be():
 
 @given(st.permutations(range(len(SPECS))), st.permutations(range(len(SPECS))))
 @settings(max_examples=20, deadline=None)
-def test_tensors_are_paired_by_name_and_never_by_position(first, second):
+@each_strategy
+def test_tensors_are_paired_by_name_and_never_by_position(strategy, first, second):
     def shuffled(tensors, order):
         names = list(tensors)
         return {names[i]: tensors[names[i]] for i in order}
 
     update = random_update(np.random.default_rng(4))
-    strategy = fedavgm(momentum=0.9)
     straight = strategy.apply(strategy.init(random_weights(), RULES), mean_of([update], [2]))
     state = strategy.init(shuffled(random_weights(), first), shuffled(RULES, second))
     crooked = strategy.apply(state, mean_of([shuffled(update, second)], [2]))
     assert bits(crooked.weights) == bits(straight.weights)
 
 
-def test_a_state_survives_its_bytes():
+@each_strategy
+def test_a_state_survives_its_bytes(strategy):
     rng = np.random.default_rng(5)
-    strategy = fedavgm(momentum=0.9)
     state = strategy.apply(strategy.init(random_weights(), RULES), mean_of([random_update(rng)], [1]))
-    back = State.from_bytes(state.to_bytes(), SPECS, RULES)
-    assert (bits(back.weights), bits(back.velocity)) == (bits(state.weights), bits(state.velocity))
+    back = strategy.restore(state.to_bytes(), SPECS, RULES)
+    assert bits(back.weights) == bits(state.weights)
+    assert back.slots.keys() == state.slots.keys()
+    assert all(bits(back.slots[slot]) == bits(state.slots[slot]) for slot in state.slots)
 
 
 def test_the_state_of_another_model_is_refused():
-    state = fedavg().init(random_weights(), RULES)
+    data = fedavg().init(random_weights(), RULES).to_bytes()
     with pytest.raises(TensorError, match=r"weights/extra.*missing"):
-        State.from_bytes(state.to_bytes(), [*SPECS, TensorSpec("extra", ())], {**RULES, "extra": "counter"})
+        fedavg().restore(data, [*SPECS, TensorSpec("extra", ())], {**RULES, "extra": "counter"})
 
 
-def test_the_state_before_is_left_as_it_was():
-    strategy = fedavgm(momentum=0.9)
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(a, b) for a in (fedavg(), STRATEGIES[1], STRATEGIES[3]) for b in STRATEGIES if a.name != b.name],
+    ids=lambda strategy: strategy.name,
+)
+def test_the_state_of_another_strategy_is_refused(written, read):
+    data = written.init(random_weights(), RULES).to_bytes()
+    with pytest.raises(TensorError, match=f"not a state of {read.name}"):
+        read.restore(data, SPECS, RULES)
+
+
+@each_strategy
+def test_the_state_before_is_left_as_it_was(strategy):
     state = strategy.init(random_weights(), RULES)
     before = state.to_bytes()
     strategy.apply(state, mean_of([random_update(np.random.default_rng(6))], [1]))
     assert state.to_bytes() == before
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("momentum", "rate"), [(0.0, 1.0), (0.9, 0.5), (0.97, 1.0)])
+def test_under_a_lasting_update_a_round_moves_the_model_by_the_effective_rate(momentum, rate, nesterov):
+    strategy = fedavgm(momentum=momentum, learning_rate=rate, nesterov=nesterov)
+    gradient, local = np.array([2.0, -3.0]), 0.01
+    state = strategy.init({"w": np.zeros(2)}, {"w": "mean"})
+    mean = MeanUpdate({"w": local * gradient}, {"w": "mean"})
+    for _ in range(1000):
+        before, state = state, strategy.apply(state, mean)
+    moved = before.weights["w"] - state.weights["w"]
+    np.testing.assert_allclose(moved, strategy.effective_learning_rate(local) * gradient, rtol=1e-9)
 
 
 def test_an_update_without_examples_is_not_added():

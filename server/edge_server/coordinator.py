@@ -122,7 +122,8 @@ class Coordinator:
             on_refused=self.on_status,
         )
         manifest = self.bundle.manifest
-        self._state = State.from_bytes(self.store.blob(self.run.state), manifest.specs, manifest.rules)
+        strategy, state = self.run.config.make_strategy(), self.store.blob(self.run.state)
+        self._state = strategy.restore(state, manifest.specs, manifest.rules)
         self._since = self._progress_at = time.monotonic()
         self._say_again_at = self._since + SAY_AFTER
 

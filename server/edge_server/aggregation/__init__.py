@@ -1,6 +1,7 @@
 """Aggregation: the exact mean of a round's updates, and the strategies that make a model of it."""
 
-from edge_server.aggregation.fedavg import fedavg
+from edge_server.aggregation.fedadam import fedadam
+from edge_server.aggregation.fedavg import fedavg, fedprox
 from edge_server.aggregation.fedavgm import fedavgm
 from edge_server.aggregation.mean import MeanUpdate, Precision, WeightedSum, plan_precision
 from edge_server.aggregation.strategy import State, Strategy
@@ -11,7 +12,9 @@ __all__ = [
     "State",
     "Strategy",
     "WeightedSum",
+    "fedadam",
     "fedavg",
     "fedavgm",
+    "fedprox",
     "plan_precision",
 ]

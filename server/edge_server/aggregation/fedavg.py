@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from edge_sdk.manifest import Rule
+from edge_sdk.tensors import Tensors
 from edge_server.aggregation.mean import MeanUpdate
-from edge_server.aggregation.strategy import State, Strategy, descend, zero_velocity
+from edge_server.aggregation.strategy import State, Strategy, descend
 
 
 def fedavg() -> Strategy:
@@ -12,7 +17,18 @@ def fedavg() -> Strategy:
     Use it as the baseline, and where the devices' labels are nearly alike.
     """
 
-    def apply(state: State, mean: MeanUpdate) -> State:
-        return State(descend(state.weights, mean, mean.delta), state.velocity)
+    def init(weights: Tensors, _rules: Mapping[str, Rule]) -> State:
+        return State(dict(weights), {})
 
-    return Strategy("fedavg", zero_velocity, apply)
+    def apply(state: State, mean: MeanUpdate) -> State:
+        return State(descend(state.weights, mean, mean.delta), {})
+
+    return Strategy("fedavg", init, apply)
+
+
+def fedprox() -> Strategy:
+    """FedAvg under the name of FedProx (Li et al., arXiv 1812.06127), whose other half is on the devices.
+
+    Use it with a proximal term in the devices' loss, where some of them train much longer than others.
+    """
+    return replace(fedavg(), name="fedprox")

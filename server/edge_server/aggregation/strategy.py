@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_sdk.errors import TensorError
 from edge_sdk.manifest import Rule
 from edge_sdk.tensors import Tensors, TensorSpec, decode, encode
 from edge_server.aggregation.mean import MeanUpdate
@@ -18,34 +19,16 @@ class State:
 
     Attributes:
         weights: what the devices get next.
-        velocity: float64, one for each trainable tensor; none for running statistics and counters.
+        slots: what the strategy remembers, by a name of its own: float64, one tensor for each trainable
+            one; none for running statistics and counters.
     """
 
     weights: Tensors
-    velocity: Tensors
+    slots: Mapping[str, Tensors]
 
     def to_bytes(self) -> bytes:
-        """The state as safetensors."""
-        return encode(
-            {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-            | {f"velocity/{name}": tensor for name, tensor in self.velocity.items()}
-        )
-
-    @classmethod
-    def from_bytes(cls, data: bytes, specs: list[TensorSpec], rules: Mapping[str, Rule]) -> State:
-        """Read what :meth:`to_bytes` wrote; TensorError if it is not a state of this model."""
-        expected = [TensorSpec(f"weights/{spec.name}", spec.shape, spec.dtype) for spec in specs]
-        expected += [
-            TensorSpec(f"velocity/{spec.name}", spec.shape, "float64")
-            for spec in specs
-            if rules[spec.name] == "mean"
-        ]
-        tensors = decode(data, expected)
-        parts: dict[str, Tensors] = {"weights": {}, "velocity": {}}
-        for key, tensor in tensors.items():
-            part, name = key.split("/", 1)
-            parts[part][name] = tensor
-        return cls(parts["weights"], parts["velocity"])
+        """The state as safetensors, for :meth:`Strategy.restore`."""
+        return encode(_flat(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +39,45 @@ class Strategy:
         name: for logs and reports.
         init: from the first weights and the rules of aggregation to a state.
         apply: from a state and a round's mean update to the next state.
+        gain: what one mean update moves the model by in the long run, as a multiple of itself; None
+            where that is no fixed number.
     """
 
     name: str
     init: Callable[[Tensors, Mapping[str, Rule]], State]
     apply: Callable[[State, MeanUpdate], State]
+    gain: float | None = 1.0
+
+    def effective_learning_rate(self, local: float) -> float | None:
+        """``local`` times the gain: η/(1 − β) of Hsu et al. (arXiv 1909.06335).
+
+        Strategies with the same one move alike over many rounds, so tune and compare by it. None for
+        FedAdam, whose step has its own length whatever the devices' rate.
+        """
+        return None if self.gain is None else self.gain * local
+
+    def restore(self, data: bytes, specs: list[TensorSpec], rules: Mapping[str, Rule]) -> State:
+        """Read what :meth:`State.to_bytes` wrote.
+
+        Raises:
+            TensorError: it is not a state of this strategy and this model.
+        """
+        blank = self.init({spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}, rules)
+        expected = [TensorSpec(key, array.shape, array.dtype.name) for key, array in _flat(blank).items()]
+        try:
+            tensors = decode(data, expected)
+        except TensorError as error:
+            raise TensorError(f"not a state of {self.name} for this model: {error}") from None
+        parts: dict[str, Tensors] = {"weights": {}, **{slot: {} for slot in blank.slots}}
+        for key, tensor in tensors.items():
+            part, name = key.split("/", 1)
+            parts[part][name] = tensor
+        return State(parts.pop("weights"), parts)
 
 
-def zero_velocity(weights: Tensors, rules: Mapping[str, Rule]) -> State:
-    """The first state: the given weights, at rest."""
-    velocity = {n: np.zeros(w.shape, np.float64) for n, w in weights.items() if rules[n] == "mean"}
-    return State(dict(weights), velocity)
+def filled(weights: Tensors, rules: Mapping[str, Rule], value: float = 0.0) -> Tensors:
+    """A slot in which every trainable tensor has ``value`` everywhere."""
+    return {name: np.full(w.shape, value) for name, w in weights.items() if rules[name] == "mean"}
 
 
 def descend(weights: Tensors, mean: MeanUpdate, step: Tensors) -> Tensors:
@@ -84,3 +95,8 @@ def descend(weights: Tensors, mean: MeanUpdate, step: Tensors) -> Tensors:
         # NumPy makes a scalar of an array without dimensions, which no runtime takes.
         new[name] = np.asarray(moved_to)
     return new
+
+
+def _flat(state: State) -> Tensors:
+    parts = {"weights": state.weights, **state.slots}
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}

@@ -1,0 +1,271 @@
+"""A run in one process: no broker and no deadlines, the very pieces that the coordinator is made of.
+
+With the same settings, devices and data it gives the bits of a run over MQTT in which no device fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.data import Dataset
+from edge_sdk.errors import RunError, TensorError
+from edge_sdk.tensors import Array, Tensors, encode
+from edge_sdk.update import check_update
+from edge_server.aggregation import MeanUpdate, Precision, WeightedSum
+from edge_server.chain import Chain
+from edge_server.cohort import Cohort
+from edge_server.config import RunConfig
+from edge_server.evaluation import Evaluation, Evaluator
+from edge_server.mediators import chains, divergence, multiples
+from edge_server.rounds import RoundResult
+from edge_server.selection import select
+from edge_simulation.checkpoint import Checkpoint
+from edge_simulation.devices import Devices, Share
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """What a simulation came to.
+
+    Attributes:
+        weights: of the last model, calibrated where the run says so.
+        trained: of the model before calibration.
+        rounds: a line for each round, its seconds those of this process.
+        evaluation: of ``weights``; None without evaluation data.
+        steps: local steps of all devices together.
+        bytes_described: what the devices told of their data before the first round.
+        bytes_statistics: what they told of their features for calibration.
+    """
+
+    weights: Tensors
+    trained: Tensors
+    rounds: tuple[RoundResult, ...]
+    evaluation: Evaluation | None
+    steps: int
+    bytes_described: int
+    bytes_statistics: int
+
+
+def simulate(
+    bundle: Bundle,
+    config: RunConfig,
+    devices: Mapping[str, Share],
+    *,
+    eval_data: Dataset | None = None,
+    evaluate_every: int = 1,
+    threads: int = 1,
+    withhold_below: int = 0,
+    descriptors: Mapping[str, Array] | None = None,
+    checkpoint: Path | None = None,
+    save_every: int = 50,
+    on_round: Callable[[RoundResult], None] | None = None,
+) -> Simulated:
+    """Run ``config`` over ``devices`` to its last round.
+
+    Use it to compare strategies: a round costs its local steps and little else. All devices are there all
+    the time; one whose training diverges is replaced, or skipped in its chain. Settings of the wire
+    (deadlines, sizes of chunks) have no effect, and evaluation is on ``eval_data`` whatever they say.
+
+    Args:
+        bundle: what is trained.
+        config: the run's settings.
+        devices: each device's data by its id.
+        eval_data: labelled data to evaluate models on.
+        evaluate_every: rounds from one evaluation to the next; the last model is always evaluated.
+        threads: of the runtime.
+        withhold_below: classes of which a device has fewer examples are not told of.
+        descriptors: for ``grouped`` selection, by device, where they are known already.
+        checkpoint: a file from which the same call goes on with a run that was stopped.
+        save_every: rounds from one save to the next.
+        on_round: called with every round's line.
+
+    Raises:
+        DataError: no device, one without data, or data that does not fit the model.
+        RunError: settings that contradict one another, a checkpoint of another run, or a round of which
+            too few devices' training stayed finite.
+    """
+    config.check()
+    fleet = Devices(
+        bundle=bundle, config=config, shares=devices, threads=threads, withhold_below=withhold_below
+    )
+    evaluator = Evaluator(bundle, eval_data, threads=threads) if eval_data is not None else None
+    told, bytes_described = _describe(fleet, descriptors)
+
+    strategy = config.make_strategy()
+    state, lines = strategy.init(bundle.weights, bundle.manifest.rules), list[RoundResult]()
+    saved = Checkpoint(checkpoint, fleet) if checkpoint is not None else None
+    if saved is not None and (found := saved.load(strategy)) is not None:
+        state, lines = found
+    for number in range(len(lines) + 1, config.rounds + 1):
+        began = time.perf_counter()
+        one = _Round(fleet, told, number, state.weights)
+        state = strategy.apply(state, one.mean())
+        seconds = time.perf_counter() - began
+        wanted = evaluator is not None and (number % evaluate_every == 0 or number == config.rounds)
+        lines.append(one.result(evaluator.evaluate(state.weights) if wanted and evaluator else None, seconds))
+        if saved is not None and (number % save_every == 0 or number == config.rounds):
+            saved.save(state, lines)
+        if on_round is not None:
+            on_round(lines[-1])
+
+    weights, reports = state.weights, list[Tensors]()
+    if config.calibration == "ccvr":
+        from edge_server.calibration import calibrate
+        reports = fleet.statistics(weights)
+        weights = calibrate(
+            weights, bundle.manifest, reports, covariance=config.covariance, settings=calibration_of(config)
+        )
+    return Simulated(
+        weights=weights,
+        trained=state.weights,
+        rounds=tuple(lines),
+        evaluation=evaluator.evaluate(weights) if evaluator is not None else None,
+        steps=fleet.steps,
+        bytes_described=bytes_described,
+        bytes_statistics=sum(len(encode(report)) for report in reports),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the server knows of the devices' data: groups and label histograms by device, where it asked."""
+
+    groups: Mapping[str, int]
+    histograms: Mapping[str, Array]
+
+
+def _describe(fleet: Devices, descriptors: Mapping[str, Array] | None) -> tuple[_Told, int]:
+    """Describe the data, plan and do the augmentation, form the groups; and the bytes that it took."""
+    config, facts = fleet.config, fleet.config.facts()
+    groups: dict[str, int] = {}
+    histograms: dict[str, Array] = {}
+    tokens: dict[str, Tensors] = {device: {} for device in fleet.ids}
+    if "histogram" in facts:
+        histograms = fleet.histograms()
+        for device, counts in histograms.items():
+            tokens[device]["histogram"] = counts
+        if config.augmentation:
+            fleet.augment(multiples(np.sum(list(histograms.values()), axis=0), config.augmentation))
+            histograms = fleet.histograms()
+    if config.selection == "grouped":
+        from edge_server.grouping import group
+        found = fleet.descriptors() if descriptors is None else descriptors
+        for device in fleet.ids:
+            tokens[device]["descriptor"] = found[device]
+        groups = group(found, groups=config.cohort_size(len(fleet.ids)), seed=config.seed)
+    return _Told(groups, histograms), sum(len(encode(told)) for told in tokens.values() if told)
+
+
+@dataclass(slots=True)
+class _Round:
+    fleet: Devices
+    told: _Told
+    number: int
+    weights: Tensors
+    participants: int = 0
+    hops: int = 0
+    chains: list[Chain] = field(default_factory=list)
+    total: WeightedSum = field(init=False)
+    precision: Precision = field(init=False)
+
+    def mean(self) -> MeanUpdate:
+        """Select, train, and take the mean."""
+        config, manifest = self.fleet.config, self.fleet.bundle.manifest
+        cohort = select(
+            self.fleet.ids,
+            wanted=config.cohort_size(len(self.fleet.ids)),
+            over_selection=config.over_selection,
+            groups=self.told.groups,
+            seed=config.seed,
+            round_number=self.number,
+            attempt=0,
+        )
+        self.precision = config.precision(cohort.wanted)
+        self.total = WeightedSum(manifest.specs, manifest.rules, self.precision)
+        if config.chain:
+            self._train_in_chains(cohort.call())
+        else:
+            self._train_apart(cohort)
+        if self.participants < config.min_participants:
+            raise RunError(
+                f"round {self.number}: training stayed finite on {self.participants} devices, of at least "
+                f"{config.min_participants}: lower the learning rate"
+            )
+        return self.total.mean()
+
+    def result(self, evaluation: Evaluation | None, seconds: float) -> RoundResult:
+        """The round's line."""
+        size = len(encode(self.weights))
+        joint = [
+            divergence(np.sum([self.told.histograms[device] for device in chain.devices], axis=0))
+            for chain in self.chains
+        ]
+        return RoundResult(
+            round=self.number,
+            attempt=0,
+            accuracy=evaluation.accuracy if evaluation else None,
+            loss=evaluation.loss if evaluation else None,
+            participants=self.participants,
+            examples=self.total.examples,
+            bytes_up=self.hops * size,
+            bytes_down=self.hops * size,
+            seconds=seconds,
+            chains=len(self.chains),
+            divergence=float(np.mean(joint)) if joint else None,
+        )
+
+    def _train_apart(self, cohort: Cohort) -> None:
+        while not cohort.complete and (called := cohort.call()):
+            for device in called:
+                if cohort.complete:
+                    break
+                try:
+                    self.total.add(*self._train(device, self.weights))
+                    cohort.accept(device)
+                except TensorError:
+                    cohort.drop(device)
+        self.participants = len(cohort.accepted)
+
+    def _train_in_chains(self, devices: list[str]) -> None:
+        config = self.fleet.config
+        rules = self.fleet.bundle.manifest.rules
+        histograms = {device: self.told.histograms[device] for device in devices}
+        for ids in chains(histograms, longest=config.chain):
+            chain = Chain(ids, self.weights, passes=config.chain_passes)
+            while (device := chain.device) is not None:
+                try:
+                    update, examples = self._train(device, chain.weights, hop=chain.hop)
+                    # What a whole chain has made stays within the bounds of one update too.
+                    check_update(chain.update(chain.after(update)), rules, self.precision.bounds)
+                    chain.forward(update, examples)
+                except TensorError:
+                    chain.skip()
+            if chain.examples:
+                self.total.add(chain.update(), chain.examples)
+            self.chains.append(chain)
+            self.participants += len(chain.delivered)
+
+    def _train(self, device: str, weights: Tensors, *, hop: int = 0) -> tuple[Tensors, int]:
+        trained = self.fleet.train(
+            device, weights, round_number=self.number, hop=hop, bounds=self.precision.bounds
+        )
+        self.hops += 1
+        return trained
+
+
+def calibration_of(config: RunConfig) -> "Settings":
+    """The calibration that the run's settings ask for."""
+    from edge_server.calibration import Settings
+    return Settings(
+        per_class=config.virtual_features,
+        balance=config.virtual_balance,
+        epochs=config.calibration_epochs,
+        lr=config.calibration_lr,
+        seed=config.seed,
+    )

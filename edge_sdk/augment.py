@@ -87,7 +87,7 @@ def augmented(
 
     Stored, as in the paper, the copies cost their bytes for as long as the data set lives (see
     :attr:`Augmented.nbytes`; an image of floats four times one of bytes). On the fly they cost the
-    transformation at each access (a quarter of a millisecond for 32 x 32 colour pixels on one core of a
+    transformation at each access (about 0.3 ms for 32 x 32 colour pixels on one core of a
     server) and the original is read again: choose it where memory is short. Both give the same pixels.
 
     A copy is uint8 where its original has integer pixels, else float32. Its shape is the original's:

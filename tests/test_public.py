@@ -18,8 +18,9 @@ def test_the_public_names_are_these():
     assert edge_server.__all__ == ["Evaluation", "Outcome", "RoundResult", "RunConfig", "Server"]
     assert edge_export.__all__ == ["ExportError", "export_bundle", "inference_onnx"]
     assert edge_simulation.__all__ == [
-        "EmbeddedBroker", "MosquittoBroker", "Partition", "Report", "RunResult", "TrainTest", "dirichlet_hsu",
-        "iid", "load_train_test", "plot_histogram", "summary", "write_report",
+        "EmbeddedBroker", "MosquittoBroker", "Partition", "Report", "RunResult", "TrainTest", "balanced",
+        "client_imbalanced", "dirichlet_hsu", "dirichlet_per_class", "iid", "load_train_test", "long_tail",
+        "natural", "plot_histogram", "quantity_skew", "shards", "summary", "write_report",
     ]  # fmt: skip
     for package in (edge_sdk, edge_server, edge_export, edge_simulation):
         for name in package.__all__:

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_simulation.broker import EmbeddedBroker, MosquittoBroker
     from edge_simulation.datasets import TrainTest, load_train_test
-    from edge_simulation.partition import Partition, dirichlet_hsu, iid, plot_histogram
+    from edge_simulation.partition import (
+        Partition,
+        balanced,
+        client_imbalanced,
+        dirichlet_hsu,
+        dirichlet_per_class,
+        iid,
+        long_tail,
+        natural,
+        plot_histogram,
+        quantity_skew,
+        shards,
+    )
     from edge_simulation.report import Report, RunResult, summary, write_report
 
 __all__ = [
@@ -18,10 +30,17 @@ __all__ = [
     "Report",
     "RunResult",
     "TrainTest",
+    "balanced",
+    "client_imbalanced",
     "dirichlet_hsu",
+    "dirichlet_per_class",
     "iid",
     "load_train_test",
+    "long_tail",
+    "natural",
     "plot_histogram",
+    "quantity_skew",
+    "shards",
     "summary",
     "write_report",
 ]
@@ -29,7 +48,19 @@ __all__ = [
 _NAMES = {
     "broker": ("EmbeddedBroker", "MosquittoBroker"),
     "datasets": ("TrainTest", "load_train_test"),
-    "partition": ("Partition", "dirichlet_hsu", "iid", "plot_histogram"),
+    "partition": (
+        "Partition",
+        "balanced",
+        "client_imbalanced",
+        "dirichlet_hsu",
+        "dirichlet_per_class",
+        "iid",
+        "long_tail",
+        "natural",
+        "plot_histogram",
+        "quantity_skew",
+        "shards",
+    ),
     "report": ("Report", "RunResult", "summary", "write_report"),
 }
 

@@ -87,8 +87,11 @@ def test_cifar10_is_read_channels_last(tmp_path):
 
 
 def test_cifar100_gives_the_fine_label(tmp_path):
-    (tmp_path / "train.bin").write_bytes(cifar([42, 99], coarse=True)[0])
-    assert load(tmp_path).labels.tolist() == [42, 99]
+    data, pixels = cifar([42, 99], coarse=True)
+    (tmp_path / "train.bin").write_bytes(data)
+    dataset = load(tmp_path)
+    assert dataset.labels.tolist() == [42, 99]
+    assert (dataset.images[1] == pixels[1].transpose(1, 2, 0)).all()
     with pytest.raises(DataError, match=r"test\.bin"):
         load(tmp_path, split="test")
 
@@ -97,6 +100,15 @@ def test_cifar100_gives_the_fine_label(tmp_path):
 def test_a_truncated_or_mislabelled_cifar_is_refused(tmp_path, data):
     (tmp_path / "data_batch_1.bin").write_bytes(data)
     with pytest.raises(DataError, match="data_batch_1"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data", [cifar([1], coarse=True)[0][:-1], cifar([1, 2])[0], cifar([100], coarse=True)[0]]
+)
+def test_a_truncated_or_mislabelled_cifar100_is_refused(tmp_path, data):
+    (tmp_path / "train.bin").write_bytes(data)
+    with pytest.raises(DataError, match=r"train\.bin"):
         load(tmp_path)
 
 

@@ -1,13 +1,17 @@
 import gzip
 import struct
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from edge_sdk.data import ArrayDataset, save_npz
+from edge_sdk.data import ArrayDataset, prepare, save_npz
 from edge_sdk.errors import DataError
+from edge_sdk.manifest import Input
 from edge_simulation.datasets import load_train_test
+from edge_simulation.partition import natural
 
 LABELS = np.repeat(np.arange(3), 20)
 
@@ -80,6 +84,103 @@ def test_cifar10_is_found_below_the_data_folder(tmp_path, place):
 def test_missing_cifar10_says_where_to_get_it(missing):
     with pytest.raises(DataError, match=r"--data-dir.*cifar-10-binary"):
         load_train_test("cifar10", **missing)
+
+
+def write_cifar100(folder):
+    folder.mkdir(exist_ok=True)
+    for name, count in (("train.bin", 4), ("test.bin", 2)):
+        (folder / name).write_bytes((bytes([3, 77]) + bytes(3072)) * count)
+
+
+@pytest.mark.parametrize("place", [".", "cifar-100-binary"])
+def test_cifar100_is_found_below_the_data_folder_and_gives_fine_labels(tmp_path, place):
+    write_cifar100(tmp_path / place)
+    data = load_train_test("cifar100", data_dir=tmp_path)
+    assert (len(data.train), len(data.test), data.classes) == (4, 2, 100)
+    assert data.train.labels.tolist() == [77] * 4
+    assert data.class_names[77] == "77"
+
+
+def test_cifar100_takes_its_class_names_from_the_file_beside_it(tmp_path):
+    write_cifar100(tmp_path)
+    (tmp_path / "fine_label_names.txt").write_text("\n".join(f"kind_{k}" for k in range(100)) + "\n")
+    assert load_train_test("cifar100", data_dir=tmp_path).class_names[99] == "kind_99"
+
+
+def test_one_cifar_is_not_taken_for_the_other(tmp_path):
+    write_cifar100(tmp_path)
+    with pytest.raises(DataError, match=r"no CIFAR-10:.*data_batch_1"):
+        load_train_test("cifar10", data_dir=tmp_path)
+
+
+def test_missing_cifar100_says_where_to_get_it(tmp_path):
+    with pytest.raises(DataError, match=r"--data-dir.*cifar-100-binary"):
+        load_train_test("cifar100", data_dir=tmp_path)
+
+
+LENGTHS = (500, 260, 1000, 100)
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """A stand-in for seglearn with the interface of its release 1.2.5, and what it gives."""
+    generator = np.random.default_rng(0)
+    scales = np.array([1, 2, 3, 4, 5, 1000.0])
+    given = {
+        "X": [generator.normal(scales, scales, (length, 6)) for length in LENGTHS],
+        "y": np.array([2, 0, 1, 1]),
+        "subject": np.array([7, 3, 7, 3]),
+        "side": np.array([1.0, 0.0, 1.0, 0.0]),
+        "X_labels": ["ax", "ay", "az", "wx", "wy", "wz"],
+        "y_labels": ["PEN", "ABD", "FEL"],
+    }
+    package, module = ModuleType("seglearn"), ModuleType("seglearn.datasets")
+    module.load_watch = lambda: given
+    monkeypatch.setitem(sys.modules, "seglearn", package)
+    monkeypatch.setitem(sys.modules, "seglearn.datasets", module)
+    return given
+
+
+def test_windows_of_a_recording_are_pictures_of_six_channels(watch):
+    data = load_train_test("smartwatch")
+    assert (data.train.images.shape[1:], data.train.images.dtype) == ((1, 100, 6), np.float32)
+    assert (data.input_shape, data.classes, data.class_names) == ((6, 1, 100), 3, ("PEN", "ABD", "FEL"))
+    images, _ = prepare(data.train, np.arange(2), Input((6, 1, 100), (0,) * 6, (1,) * 6), 3)
+    assert (images[1, 4, 0] == data.train.images[1, 0, :, 4]).all()
+
+
+def test_the_last_fifth_of_each_recording_is_the_test(watch):
+    data = load_train_test("smartwatch")
+    before = [recording[: len(recording) * 4 // 5] for recording in watch["X"]]
+    mean, deviation = np.concatenate(before).mean(axis=0), np.concatenate(before).std(axis=0)
+    expected = [
+        (part[start : start + 100] - mean) / deviation
+        for recording in watch["X"]
+        for part, step in ((recording[len(recording) * 4 // 5 :], 100),)
+        for start in range(0, len(part) - 99, step)
+    ]
+    assert np.allclose(data.test.images[:, 0], expected, atol=1e-5)
+    assert data.test.labels.tolist() == [2, 1, 1]
+
+
+def test_training_windows_overlap_by_half_and_end_before_the_test(watch):
+    data = load_train_test("smartwatch")
+    # 400, 208, 800 and 80 samples: the last recording is too short for a window.
+    assert data.train.labels.tolist() == [2] * 7 + [0] * 3 + [1] * 15
+    assert (data.train.images[0, 0, 50:] == data.train.images[1, 0, :50]).all()
+
+
+def test_people_divide_the_smartwatch_by_themselves(watch):
+    data = load_train_test("smartwatch")
+    fleet = natural(data.people)
+    assert [data.people[part].tolist() for part in fleet.indices] == [[3] * 3, [7] * 22]
+    assert fleet.histogram(data.train.labels, 3).tolist() == [[3, 0, 0], [0, 15, 7]]
+
+
+def test_missing_seglearn_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "seglearn", None)
+    with pytest.raises(DataError, match=r"edge-sdk-fl\[smartwatch\]"):
+        load_train_test("smartwatch")
 
 
 def test_ones_own_idx_folder(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import as_dataset, prepare
+from edge_sdk.description import Sharing
 from edge_sdk.errors import DataError, RunError
 from edge_sdk.link import Link
 from edge_sdk.protocol import Topics
@@ -57,6 +58,7 @@ class EdgeClient:
         engine: runtime, threads and execution providers.
         credentials: login and TLS files for the broker.
         held_out: share of the data, in [0, 1), that is never trained on, for evaluations on the device.
+        sharing: what else than updates may leave the device if the run needs it; nothing by default.
         may_train: asked before a task is taken: battery, charging, network. False declines it.
         on_progress: called after every training step, in the training thread.
         on_model: called once for every new model that has arrived, in the training thread.
@@ -81,6 +83,7 @@ class EdgeClient:
         engine: Engine | None = None,
         credentials: Credentials | None = None,
         held_out: float = 0.0,
+        sharing: Sharing | None = None,
         may_train: Callable[[], bool] | None = None,
         on_progress: OnProgress | None = None,
         on_model: Callable[[], None] | None = None,
@@ -106,6 +109,7 @@ class EdgeClient:
                 # An iterator can be drawn only once, so this is the time.
                 source=as_dataset(data) if isinstance(data, Iterator) else data,
                 held_out=held_out,
+                sharing=sharing or Sharing(),
                 on_progress=on_progress,
                 on_model=on_model,
             )

@@ -15,6 +15,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.cli import Command
 from edge_sdk.client import EdgeClient
 from edge_sdk.data import load
+from edge_sdk.description import Sharing
 from edge_sdk.errors import BrokerError
 from edge_sdk.protocol import check_id
 from edge_sdk.transport import Credentials
@@ -80,6 +81,16 @@ def _configure_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=count, default=0, metavar="N", help="0: one a physical core")
     parser.add_argument("--provider", action="append", metavar="NAME", help="ONNX Runtime execution provider")
     parser.add_argument("--held-out", type=float, default=0.0, metavar="SHARE", help="share to evaluate on")
+    parser.add_argument(
+        "--share", type=facts, default=(), metavar="FACTS", help=f"of {', '.join(FACTS)}; comma-separated"
+    )
+    parser.add_argument(
+        "--withhold-below",
+        type=count,
+        default=5,
+        metavar="N",
+        help="examples below which a class is not told",
+    )
     parser.add_argument("--once", action="store_true", help="leave after one accepted update")
     parser.add_argument("--join-timeout", type=seconds, default=120.0, metavar="S", help="wait for a server")
     add_credentials(parser)
@@ -90,6 +101,17 @@ def count(text: str) -> int:
     if int(text) < 0:
         raise ValueError
     return int(text)
+
+
+FACTS = ("histogram", "descriptor", "feature", "statistics")
+
+
+def facts(text: str) -> tuple[str, ...]:
+    """What may leave the device, for argparse."""
+    given = tuple(filter(None, text.split(",")))
+    if not set(given) <= set(FACTS):
+        raise ValueError
+    return given
 
 
 def seconds(text: str) -> float:
@@ -115,6 +137,7 @@ def _run_device(options: argparse.Namespace) -> int:
             options.username, options.password_file, options.ca, options.cert, options.key
         ),
         held_out=options.held_out,
+        sharing=Sharing(withhold_below=options.withhold_below, **dict.fromkeys(options.share, True)),
         join_timeout=options.join_timeout,
     )
     stopped = stop_on_signals(client.stop)

@@ -107,7 +107,7 @@ class Exchange:
                 continue
             offered = answered = time.monotonic()
             if isinstance(answer, Receipt):
-                if answer.key == result.key and (answer.kind == "train") == isinstance(result, Offer):
+                if answer.key == result.key:
                     return answer
             elif isinstance(result, Offer) and answer.blob == result.blob.hash:
                 stop = min(answer.stop, answer.start + BLOCK, chunk_count(result.blob))

@@ -37,6 +37,7 @@ from edge_sdk.protocol.messages import (
     Task,
     Welcome,
     Who,
+    key_of,
 )
 from edge_sdk.training import Cancelled
 from edge_sdk.transport import Connected, Disconnected
@@ -192,8 +193,7 @@ class Session:
     def _on_task(self, task: Task) -> None:
         if self._job is not None and _same(self._job.cause, task):
             # The server has not heard that it is being done.
-            taken = Taken(run=task.run, round=task.round, attempt=task.attempt, kind=task.kind, examples=None)
-            self.link.send(taken)
+            self.link.send(Taken(**key_of(task), examples=None))
             return
         self.come_back = None
         if not self.may_train():
@@ -246,11 +246,8 @@ class Session:
 
 
 def _same(cause: Task | Offer | Finished, other: Task | Cancel) -> bool:
-    if isinstance(cause, Finished):
-        return False
-    kind = cause.kind if isinstance(cause, Task) else "train"
-    return cause.key == other.key and kind == other.kind
+    return not isinstance(cause, Finished) and cause.key == other.key
 
 
 def _declined(task: Task, reason: str) -> Declined:
-    return Declined(run=task.run, round=task.round, attempt=task.attempt, kind=task.kind, reason=reason[:500])
+    return Declined(**key_of(task), reason=reason[:500])

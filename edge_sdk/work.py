@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias
 
 from edge_sdk import training, update
+from edge_sdk.augment import augmented
 from edge_sdk.bundle import MAX_BYTES, Bundle
 from edge_sdk.data import Dataset, as_dataset, split_held_out
+from edge_sdk.description import Sharing, describe, refuse_unshared
 from edge_sdk.errors import DataError, ProtocolError, TensorError
 from edge_sdk.exchange import Exchange
+from edge_sdk.features import Describer, open_describer
 from edge_sdk.link import Link
+from edge_sdk.manifest import MAX_CLASSES, Manifest
 from edge_sdk.protocol import reference
-from edge_sdk.protocol.messages import Key, Offer, Receipt, Ref, Report, Taken, Task, number, to_number
-from edge_sdk.runtime import Optimiser, Runtime, open_runtime
+from edge_sdk.protocol.messages import Offer, Receipt, Ref, Report, Taken, Task, key_of, number, to_number
+from edge_sdk.runtime import Runtime, open_runtime
+from edge_sdk.statistics import class_statistics
 from edge_sdk.tensors import Array, Tensors, decode, encode
 from edge_sdk.workspace import Newest, Workspace
 
@@ -39,6 +44,10 @@ class Engine:
         """Open ``bundle`` in this runtime."""
         return open_runtime(bundle, self.runtime, threads=self.threads, providers=self.providers)
 
+    def open_describer(self, bundle: Bundle) -> Describer:
+        """Open the frozen network by which ``bundle`` describes data."""
+        return open_describer(bundle, self.runtime, threads=self.threads, providers=self.providers)
+
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
@@ -47,6 +56,7 @@ class Worker:
     Args:
         source: the device's data, looked at anew for every task.
         held_out: the share of the data that is evaluated on and never trained on.
+        sharing: what may leave the device besides updates.
         on_model: called when a model has arrived that the device did not have.
     """
 
@@ -54,10 +64,12 @@ class Worker:
     engine: Engine
     source: object
     held_out: float
+    sharing: Sharing = field(default_factory=Sharing)
     on_progress: training.OnProgress | None = None
     on_model: Callable[[], None] | None = None
     examples: int = field(default=0, init=False)
     """Examples to train on when the data was last looked at."""
+    _augmented: tuple[object, tuple[Dataset, Array]] | None = field(default=None, init=False)
     _opened: tuple[str, Bundle, Runtime] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -100,59 +112,135 @@ class Worker:
         """Do ``task`` to its end. A finished update of the same task is handed in without training again.
 
         Returns:
-            The receipt of an update; None after an evaluation, whose report is the end of it.
+            The receipt of an update; None after any other task, whose result is the end of it.
 
         Raises:
             EdgeError: the task cannot be done; the caller declines it with the reason.
             Cancelled: the server wants it no longer, or the client stops.
         """
         pending = self.workspace.pending
-        if task.kind == "train" and pending is not None and pending.key == task.key:
+        if pending is not None and pending.key == task.key:
             data = self.workspace.blob(pending.blob.hash)
             if data is not None:
-                link.send(Taken(**_key(task), kind=task.kind, examples=pending.examples))
+                link.send(Taken(**key_of(task), examples=pending.examples))
                 return self.hand_in(pending, data, exchange, cancelled, timeout=task.deadline)
-        dataset, trained_on, held_out = self._look()
-        mine = trained_on if task.kind == "train" else held_out
-        link.send(Taken(**_key(task), kind=task.kind, examples=len(mine)))
+        refuse_unshared(task, self.sharing)
+        data_set = self._data_for(task)
+        link.send(Taken(**key_of(task), examples=len(data_set[1])))
         received = self.load(task.bundle, task.model, exchange, cancelled)
-        _, bundle, runtime = self._opened  # type: ignore[misc]
-        manifest = bundle.manifest
+        assert self._opened is not None
+        _, bundle, runtime = self._opened
         if task.kind == "evaluate":
-            sums = training.evaluate(runtime, manifest, dataset, mine)
+            sums = training.evaluate(runtime, bundle.manifest, *data_set)
             loss = _finite(sums.loss)
-            report = Report(**_key(task), loss=loss, correct=sums.correct, examples=sums.examples)
+            report = Report(**key_of(task), loss=loss, correct=sums.correct, examples=sums.examples)
             exchange.deliver(report, b"", timeout=task.deadline, cancelled=cancelled)
             return None
-        settings = training.LocalTraining(
-            epochs=task.epochs,
-            batch_size=task.batch_size,
-            optimiser=Optimiser(
-                lr=number(task.lr),
-                weight_decay=number(task.weight_decay),
-                momentum=number(task.momentum),
-                proximal=number(task.proximal),
-                clip_norm=number(task.clip_norm),
-            ),
-            seed=task.seed,
-        )
+        if task.kind == "train":
+            delta = self._train(task, bundle.manifest, runtime, received, *data_set, cancelled)
+            data = encode(delta)
+        else:
+            data = encode(self._describe(task, bundle, runtime, *data_set, cancelled))
+        offer = Offer(**key_of(task), blob=reference(data, chunk=task.model.chunk), examples=len(data_set[1]))
+        if task.kind == "train":
+            self.workspace.set_pending(offer, data)
+            return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
+        exchange.deliver(offer, data, timeout=task.deadline, cancelled=cancelled)
+        return None
+
+    def _train(
+        self,
+        task: Task,
+        manifest: Manifest,
+        runtime: Runtime,
+        received: Tensors,
+        dataset: Dataset,
+        indices: Array,
+        cancelled: Cancellation,
+    ) -> Tensors:
+        """The update that training on ``dataset[indices]`` makes."""
+        if not set(manifest.rules.values()) <= task.bounds.keys():
+            raise ProtocolError("the task gives no bound for a rule of aggregation that the bundle has")
         if task.keep_momentum:
             velocity = self.workspace.velocity(task.run)
             if velocity is not None:
                 runtime.set_velocity(decode(velocity, manifest.trainable))
         training.train(
-            runtime, manifest, dataset, mine, settings, on_progress=self.on_progress, cancelled=cancelled
+            runtime,
+            manifest,
+            dataset,
+            indices,
+            training.settings_of(task),
+            on_progress=self.on_progress,
+            cancelled=cancelled,
         )
         if task.keep_momentum:
             self.workspace.set_velocity(task.run, encode(runtime.get_velocity()))
-        if not set(manifest.rules.values()) <= task.bounds.keys():
-            raise ProtocolError("the task gives no bound for a rule of aggregation that the bundle has")
         delta = update.difference(received, runtime.get_weights())
         update.check_update(delta, manifest.rules, task.bounds)
-        data = encode(delta)
-        offer = Offer(**_key(task), blob=reference(data, chunk=task.model.chunk), examples=len(mine))
-        self.workspace.set_pending(offer, data)
-        return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
+        return delta
+
+    def _describe(
+        self,
+        task: Task,
+        bundle: Bundle,
+        runtime: Runtime,
+        dataset: Dataset,
+        indices: Array,
+        cancelled: Cancellation,
+    ) -> Tensors:
+        """What the task wants to know of ``dataset[indices]``."""
+        if task.kind == "statistics":
+            return class_statistics(
+                runtime,
+                bundle.manifest,
+                dataset,
+                indices,
+                covariance=task.covariance,
+                rank=task.rank,
+                withhold_below=self.sharing.withhold_below,
+                cancelled=cancelled,
+            )
+        return describe(
+            dataset,
+            indices,
+            self._augment(task, dataset, indices),
+            bundle.manifest,
+            task.wants,
+            self.sharing,
+            open_describer=lambda: self.engine.open_describer(bundle),
+            cancelled=cancelled,
+        )
+
+    def _data_for(self, task: Task) -> tuple[Dataset, Array]:
+        """The examples that the task is about."""
+        dataset, trained_on, held_out = self._look()
+        if task.kind == "evaluate":
+            return dataset, held_out
+        return (dataset, trained_on) if task.kind != "train" else self._augment(task, dataset, trained_on)
+
+    def _augment(self, task: Task, dataset: Dataset, trained_on: Array) -> tuple[Dataset, Array]:
+        """The examples with their copies, which are made once for a plan."""
+        wanted = task.augmentation
+        if wanted is None:
+            return dataset, trained_on
+        made_of = (wanted, len(dataset))
+        if self._augmented is None or self._augmented[0] != made_of:
+            multiples = {int(label): number(text) for label, text in wanted.multiples.items()}
+            try:
+                data_set = augmented(
+                    dataset,
+                    trained_on,
+                    multiples=multiples,
+                    classes=MAX_CLASSES,
+                    seed=wanted.seed,
+                    stored=wanted.stored,
+                )
+            except DataError as error:
+                # Another plan may do: this one is no reason for the device to end.
+                raise ProtocolError(f"the data cannot be augmented as the task wants: {error}") from None
+            self._augmented = (made_of, data_set)
+        return self._augmented[1]
 
     def hand_in(
         self, offer: Offer, data: bytes, exchange: Exchange, cancelled: Cancellation, *, timeout: float
@@ -188,13 +276,3 @@ def _finite(loss: float) -> str:
         return to_number(loss)
     except ValueError:
         raise TensorError("the model's loss on this device's data is not finite: it has diverged") from None
-
-
-class _KeyFields(TypedDict):
-    run: str
-    round: int
-    attempt: int
-
-
-def _key(message: Key) -> _KeyFields:
-    return {"run": message.run, "round": message.round, "attempt": message.attempt}

@@ -21,6 +21,7 @@ from edge_sdk.protocol.messages import (
     decode_from_device,
     decode_from_server,
     encode,
+    key_of,
     kind_of,
 )
 from edge_sdk.tensors import decode
@@ -213,11 +214,11 @@ class FakeDevice:
         return self.wait_for(Task)
 
     def take(self, task, examples=10):
-        self.send(Taken(**key(task), kind=task.kind, examples=examples))
+        self.send(Taken(**key_of(task), examples=examples))
 
     def offer(self, task, data, *, examples=10, ref=None):
         offer = Offer(
-            **key(task),
+            **key_of(task),
             blob=ref or reference(data, chunk=task.model.chunk),
             examples=examples,
         )
@@ -249,6 +250,3 @@ class FakeDevice:
         self.wait_for(Finished)
         self.leave()
 
-
-def key(task):
-    return {"run": task.run, "round": task.round, "attempt": task.attempt}

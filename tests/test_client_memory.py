@@ -18,7 +18,7 @@ from edge_sdk.errors import BrokerError, DataError, RefusedError
 from edge_sdk.protocol.messages import Declined, Offer, Task, Welcome, number
 from edge_sdk.runtime import open_runtime
 from edge_sdk.tensors import decode
-from edge_server.coordinator import NEWCOMER
+from edge_server.fleet import NEWCOMER
 from edge_server.replay import replay
 from edge_server.store import Store
 
@@ -36,7 +36,7 @@ def updates_of(fleet, bundle, round_number=1, work_dir="server"):
         row = [r for r in store.rounds(store.runs()[-1].id) if r.round == round_number][-1]
         return [
             (u.device, decode(store.blob(u.hash), bundle.manifest.specs), u.examples)
-            for u in store.updates(row)
+            for u in store.results(row)
         ]
     finally:
         store.close()

@@ -47,7 +47,7 @@ def rounds_of(machine):
 def updates_of(machine, row):
     store = Store(machine.folder / "server", exclusive=False)
     try:
-        return [update.device for update in store.updates(row)]
+        return [update.device for update in store.results(row)]
     finally:
         store.close()
 

@@ -37,15 +37,15 @@ from edge_sdk.protocol.messages import (
 
 HASH = "ab" * 32
 NONCE = "0123456789abcdef"
-KEY = {"run": "f" * 32, "round": 3, "attempt": 1}
+KEY = {"run": "f" * 32, "round": 3, "attempt": 1, "kind": "train", "hop": 2}
 REF = Ref(hash=HASH, size=5_000_000, chunk=1 << 17)
 FROM_DEVICE = [
     Join(sdk="0.1.0", install="c" * 32, boot="d" * 16, nonce=NONCE, examples=7),
     Join(sdk="0.1.0", install="c" * 32, boot="d" * 16, nonce=NONCE, examples=1 << 53, lease=600),
     Here(nonce=NONCE, examples=0),
     Leave(nonce=NONCE),
-    Taken(**KEY, kind="train", examples=12),
-    Declined(**KEY, kind="evaluate", reason="battery – 12 % \U0001f50b"),
+    Taken(**KEY, examples=12),
+    Declined(**KEY, reason="battery – 12 % \U0001f50b"),
     Offer(**KEY, blob=REF, examples=12),
     Report(**KEY, loss=to_number(1e-300), correct=3, examples=9),
     Grant(blob=HASH, start=0, stop=16),
@@ -57,7 +57,6 @@ FROM_SERVER = [
     Refused(nonce=NONCE, code="id-in-use", reason="take another"),
     Task(
         **KEY,
-        kind="train",
         nonce=NONCE,
         bundle=REF,
         model=REF,
@@ -70,8 +69,8 @@ FROM_SERVER = [
         bounds={"mean": 6},
         exponents={"mean": -62},
     ),
-    Receipt(**KEY, kind="train", accepted=False, reason="no", blob=HASH),
-    Cancel(**KEY, kind="train", reason="late"),
+    Receipt(**KEY, accepted=False, reason="no", blob=HASH),
+    Cancel(**KEY, reason="late"),
     Finished(run="f" * 32, model=REF),
     Grant(blob=HASH, start=3, stop=4),
 ]

@@ -9,7 +9,8 @@ from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Offer
 from edge_sdk.tensors import sha256
 from edge_server import RunConfig
-from edge_server.store import AcceptedUpdate, RoundRow, Store
+from edge_server.rows import AcceptedResult, RoundRow
+from edge_server.store import Store
 
 CONFIG = RunConfig(fleet="f", rounds=3, lr=0.1, bounds={"mean": 5}, participants=0.5)
 
@@ -30,9 +31,11 @@ def open_round(store, run, number=1, attempt=0, before=b"model 0"):
         run=run.id,
         round=number,
         attempt=attempt,
+        kind="train",
         status="open",
         wanted=2,
         selected=["a", "b"],
+        chains=[],
         exponents={"mean": 30},
         model_before=sha256(before),
         model_after=None,
@@ -47,6 +50,7 @@ def accept(store, row, device, data):
         run=row.run,
         round=row.round,
         attempt=row.attempt,
+        kind=row.kind,
         blob=reference(data),
         examples=9,
     )
@@ -112,7 +116,7 @@ def test_a_store_of_another_schema_is_refused_and_given_back(store, tmp_path):
     with sqlite3.connect(tmp_path / "run" / "edge.sqlite") as database:
         database.execute("UPDATE meta SET schema = 99")
     for _ in range(2):
-        with pytest.raises(RunError, match="schema 99, this server reads 1") as error:
+        with pytest.raises(RunError, match="schema 99, this server reads 2") as error:
             Store(tmp_path / "run")
         assert "new --work-dir" in str(error.value)
 
@@ -144,9 +148,9 @@ def test_an_accepted_update_is_there_with_its_bytes(store):
     row = open_round(store, begin(store))
     accept(store, row, "b", b"update b")
     accept(store, row, "a", b"update a")
-    assert store.updates(row) == [
-        AcceptedUpdate("a", sha256(b"update a"), 9, 8),
-        AcceptedUpdate("b", sha256(b"update b"), 9, 8),
+    assert store.results(row) == [
+        AcceptedResult("a", sha256(b"update a"), 9, 8),
+        AcceptedResult("b", sha256(b"update b"), 9, 8),
     ]
     assert has(store, b"update a")
 
@@ -157,7 +161,7 @@ def test_a_second_update_of_a_device_leaves_nothing_behind(store):
     with pytest.raises(RunError, match="cannot be written"):
         accept(store, row, "a", b"second")
     assert not has(store, b"second")
-    assert [u.hash for u in store.updates(row)] == [sha256(b"first")]
+    assert [u.hash for u in store.results(row)] == [sha256(b"first")]
 
 
 def test_an_aggregation_changes_model_state_and_round_together(store):
@@ -188,7 +192,7 @@ def test_updates_are_forgotten_after_the_round(store):
     accept(store, row, "a", b"update")
     aggregate(store, row, 1)
     assert not has(store, b"update")
-    assert [u.device for u in store.updates(row)] == ["a"]
+    assert [u.device for u in store.results(row)] == ["a"]
 
 
 def test_updates_are_kept_where_the_run_keeps_them(store):

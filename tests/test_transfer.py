@@ -123,7 +123,7 @@ def test_a_message_with_a_chunk_fits_aws_iot_core():
 
 
 def offer(ref=REF):
-    return Offer(run="a" * 32, round=1, attempt=0, blob=ref, examples=1)
+    return Offer(run="a" * 32, round=1, attempt=0, kind="train", blob=ref, examples=1)
 
 
 def test_all_that_is_granted_stays_below_a_brokers_queue():

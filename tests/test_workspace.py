@@ -13,7 +13,7 @@ from edge_sdk.workspace import KEPT_BLOBS, Newest, Workspace
 
 def offer_of(data):
     ref = reference(data)
-    return Offer(run="a" * 32, round=2, attempt=1, blob=ref, examples=5)
+    return Offer(run="a" * 32, round=2, attempt=1, kind="train", blob=ref, examples=5)
 
 
 def reopened(space):

@@ -6,7 +6,7 @@ No message holds a floating-point number as a JSON number: what must survive exa
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,10 @@ Number = Annotated[str, Meta(pattern=r"^-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[int, Meta(ge=0, le=10_000_000)]
 Log2 = Annotated[int, Meta(ge=-62, le=62)]
+Kind: TypeAlias = Literal["train", "evaluate", "describe", "statistics"]
+"""What a task asks for: an update, an evaluation, a description of the data, statistics of its features."""
+Fact: TypeAlias = Literal["histogram", "descriptor", "feature"]
+"""What a description may hold: the label histogram, the hash of the mean feature, the mean feature itself."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
@@ -44,17 +48,50 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[Text, ...] = ("retained", "ask")
 
 
+class Augmentation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a device multiplies the examples of rare classes: target multiples by class, as decimal text.
+
+    ``stored``: the copies are made once and kept in memory; else made anew at each access.
+    """
+
+    multiples: dict[Annotated[str, Meta(pattern="^[0-9]{1,7}" + _END)], Number]
+    seed: Count
+    stored: bool = True
+
+
 class Key(Message, frozen=True, kw_only=True):
-    """What makes a piece of work, and all that is said of it, idempotent (with the device's id)."""
+    """What makes a piece of work, and all that is said of it, idempotent (with the device's id).
+
+    ``hop`` counts the turns of a chain of devices, over all its passes; it is 0 where there is none.
+    """
 
     run: Token
     round: Count
     attempt: Count
+    kind: Kind
+    hop: Count = 0
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        """Run, round and attempt."""
-        return self.run, self.round, self.attempt
+    def key(self) -> tuple[str, int, int, str, int]:
+        """Run, round, attempt, kind and hop."""
+        return self.run, self.round, self.attempt, self.kind, self.hop
+
+
+class KeyFields(TypedDict):
+    """The fields of a :class:`Key`."""
+
+    run: str
+    round: int
+    attempt: int
+    kind: Kind
+    hop: int
+
+
+def key_of(message: Key) -> KeyFields:
+    """The key's fields by name, for a message about the same piece of work."""
+    return KeyFields(
+        run=message.run, round=message.round, attempt=message.attempt, kind=message.kind, hop=message.hop
+    )
 
 
 # From a device to the server.
@@ -94,19 +131,17 @@ class Taken(Key, frozen=True, kw_only=True):
     None when a task that is under way comes again: the number was said the first time.
     """
 
-    kind: Literal["train", "evaluate"]
     examples: Count | None
 
 
 class Declined(Key, frozen=True, kw_only=True):
     """The task will not be done: not now (battery, charging, network), or it failed."""
 
-    kind: Literal["train", "evaluate"]
     reason: Text
 
 
 class Offer(Key, frozen=True, kw_only=True):
-    """A finished update, to be fetched by grants; repeated until there is a receipt."""
+    """A finished update, description or statistics, to be fetched by grants; repeated until its receipt."""
 
     blob: Ref
     examples: Count
@@ -161,9 +196,11 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Task(Key, frozen=True, kw_only=True):
-    """Work for one device: train from ``model``, or evaluate it. Repeated until taken."""
+    """Work for one device: train from ``model``, evaluate it, or describe the device's data by it.
 
-    kind: Literal["train", "evaluate"]
+    Repeated until taken. ``wants`` belongs to a description, ``covariance`` and ``rank`` to statistics.
+    """
+
     nonce: Token
     bundle: Ref
     model: Ref
@@ -179,12 +216,15 @@ class Task(Key, frozen=True, kw_only=True):
     seed: Count = 0
     bounds: dict[str, Log2] = {}
     exponents: dict[str, Log2] = {}
+    augmentation: Augmentation | None = None
+    wants: tuple[Fact, ...] = ()
+    covariance: Literal["full", "diagonal", "low_rank"] = "diagonal"
+    rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
 
 
 class Receipt(Key, frozen=True, kw_only=True):
-    """The server's word on an update or a report: the only proof of delivery."""
+    """The server's word on a result: the only proof of delivery."""
 
-    kind: Literal["train", "evaluate"]
     accepted: bool
     reason: Text = ""
     blob: Hash | None = None
@@ -193,7 +233,6 @@ class Receipt(Key, frozen=True, kw_only=True):
 class Cancel(Key, frozen=True, kw_only=True):
     """The task is no longer wanted."""
 
-    kind: Literal["train", "evaluate"]
     reason: Text
 
 

@@ -9,6 +9,7 @@ from edge_sdk.protocol.messages import Task
 from edge_server.cohort import Cohort
 from edge_server.desk import Desk
 from edge_server.registry import Registry
+from edge_server.relay import Relay
 
 ASK_AGAIN = 4.0
 """Seconds after which a task that nobody has taken is sent again."""
@@ -21,12 +22,14 @@ class Call:
     Args:
         make_task: from a device, its connection's nonce and the seconds left to the task it is sent.
         on_called: called when further devices are asked.
+        turn: seconds that a device of a chain has.
         grace: seconds that lost devices, whom nobody can replace, have to come back.
         kept_until: until then the places of lost devices are kept for them.
     """
 
-    cohort: Cohort
+    cohort: Cohort | Relay
     deadline: float
+    turn: float
     registry: Registry
     desk: Desk
     make_task: Callable[[str, str, float], Task]
@@ -34,6 +37,8 @@ class Call:
     grace: float
     kept_until: float = 0.0
     _asked_at: dict[str, float] = field(default_factory=dict, init=False)
+    _began: dict[str, float] = field(default_factory=dict, init=False)
+    _lost_since: dict[str, float] = field(default_factory=dict, init=False)
     _exhausted_since: float | None = field(default=None, init=False)
 
     def ask(self, devices: list[str], now: float) -> None:
@@ -50,6 +55,7 @@ class Call:
         if cohort.complete or now >= self.deadline:
             return True
         called = cohort.call(returning=now < self.kept_until)
+        self._began |= dict.fromkeys(called, now)
         if called:
             self.on_called()
         overdue = [d for d in cohort.unanswered if now - self._asked_at.get(d, 0.0) > ASK_AGAIN]
@@ -59,6 +65,20 @@ class Call:
             return False
         self._exhausted_since = self._exhausted_since or now
         return not cohort.lost or now - self._exhausted_since > self.grace
+
+    def late(self, now: float) -> list[str]:
+        """Devices of chains that have had their turn too long, or have been lost in it for too long."""
+        if not isinstance(self.cohort, Relay):
+            return []
+        for device in self.cohort.pending:
+            # Its turn may have come while it was away.
+            if not self.registry.is_present(device) and not self.registry.holds_lease(device, now):
+                self.cohort.lose(device)
+        lost = self.cohort.lost
+        self._lost_since = {device: self._lost_since.get(device, now) for device in lost}
+        gone = [d for d in lost if now - self._lost_since[d] > self.grace]
+        slow = [d for d in self.cohort.pending if now - self._began.setdefault(d, now) > self.turn]
+        return gone + slow
 
     def overdue(self, now: float) -> list[str]:
         """Devices that went under a lease which has run out with their work not handed in."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 
@@ -23,12 +24,17 @@ class Cohort:
         wanted: results that complete the cohort.
         asked: devices that work at a time, at least ``wanted``; more with over-selection.
         order: every eligible device in the order in which they are asked.
+        groups: by device, the group that it stands for. A group that nobody stands for comes first, so that
+            a device that fails is replaced by one of its own group as long as there is any.
     """
 
-    def __init__(self, *, wanted: int, asked: int, order: Iterable[str]) -> None:
+    def __init__(
+        self, *, wanted: int, asked: int, order: Iterable[str], groups: Mapping[str, int] | None = None
+    ) -> None:
         self.wanted = wanted
         self._asked = asked
         self._candidates = list(order)
+        self._groups = groups or {}
         self._standing: dict[str, Standing] = {}
 
     @classmethod
@@ -46,12 +52,24 @@ class Cohort:
                 any case, so that a round whose devices come back keeps them.
         """
         free = max(self._asked - len(self.pending) - len(self.accepted), 0)
-        back = [device for device in self._candidates if device in self._standing]
-        new = [device for device in self._candidates if device not in self._standing]
-        called = (back if returning else back + new)[:free]
+        called = [device for device in self._candidates if device in self._standing][:free]
+        if not returning:
+            called += self._newcomers(free - len(called), called)
         self._candidates = [device for device in self._candidates if device not in called]
         self._standing |= dict.fromkeys(called, Standing.ASKED)
         return called
+
+    def _newcomers(self, free: int, called: list[str]) -> list[str]:
+        """The first candidates that were never asked, those of the groups first that fewest stand for."""
+        new = [device for device in self._candidates if device not in self._standing]
+        if not self._groups:
+            return new[:free]
+        taken: list[str] = []
+        while new and len(taken) < free:
+            busy = Counter(map(self._groups.get, [*self.pending, *self.accepted, *called, *taken]))
+            taken.append(min(new, key=lambda device: busy[self._groups.get(device)]))
+            new.remove(taken[-1])
+        return taken
 
     def volunteer(self, device: str) -> None:
         """A device that has come, or come back, during the round may replace one that fails."""

@@ -21,15 +21,24 @@ from edge_server.broker_config import SERVER, write_broker_config
 from edge_server.config import make_config, read_toml
 from edge_server.replay import replay
 from edge_server.rounds import RoundResult
+from edge_server.rows import RunRow
 from edge_server.server import Server
-from edge_server.store import RunRow, Store
+from edge_server.store import Store
 
 # Settings of the run that are options of the command; the TOML file takes these and all others.
 _SETTINGS: dict[str, tuple[type, str]] = {
     "fleet": (str, "which devices are meant"),
     "rounds": (int, "aggregations until the run ends"),
-    "strategy": (str, "fedavg or fedavgm"),
-    "momentum": (float, "of fedavgm, in [0, 1)"),
+    "strategy": (str, "fedavg, fedprox, fedavgm or fedadam"),
+    "momentum": (float, "of fedavgm and fedadam, in [0, 1)"),
+    "selection": (str, "random, or grouped: one device of each group of like data"),
+    "descriptor": (str, "what devices are grouped by: hash or feature"),
+    "chain": (int, "most devices behind one mediator, 0 for none"),
+    "chain_passes": (int, "times that a mediator goes through its devices"),
+    "augmentation": (float, "exponent by which rare classes are multiplied, 0 for none"),
+    "calibration": (str, "none or ccvr: re-train the classifier at the end"),
+    "covariance": (str, "that ccvr asks for: full, diagonal or low_rank"),
+    "virtual_features": (int, "of each class, for ccvr"),
     "server_lr": (float, "learning rate of the server"),
     "over_selection": (float, "how many more are asked than waited for"),
     "min_devices": (int, "devices that must be there before a round"),

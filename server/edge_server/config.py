@@ -12,8 +12,17 @@ from msgspec import Meta
 
 from edge_sdk.errors import RunError
 from edge_sdk.protocol import CHUNK_BYTES, check_id
+from edge_sdk.protocol.messages import Fact
 from edge_sdk.runtime import Optimiser
-from edge_server.aggregation import Precision, Strategy, fedavg, fedavgm, plan_precision
+from edge_server.aggregation import (
+    Precision,
+    Strategy,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fedprox,
+    plan_precision,
+)
 
 Seconds = Annotated[float, Meta(gt=0, le=10_000_000)]
 Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
@@ -28,7 +37,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         fleet: which devices are meant.
         rounds: aggregations until the run ends.
-        strategy: ``fedavg``, or ``fedavgm`` with ``momentum`` and ``server_lr``.
+        strategy: how the server makes a model of a mean update: ``fedavg``; ``fedprox``, which is FedAvg
+            with ``proximal``; ``fedavgm`` with ``momentum``, ``nesterov`` and ``server_lr``; ``fedadam``
+            with ``server_lr``, β₁ in ``momentum``, ``beta2`` and ``tau``.
+        selection: ``random``, or ``grouped``: one device a round of each of ``participants`` groups of
+            like data (FLDG, arXiv 2201.12515).
+        descriptor: what devices are grouped by: the ``hash`` of their mean feature (FLDG-L), or the mean
+            ``feature`` itself, which says more of the data.
+        chain: most devices behind one mediator, γ of Astraea (arXiv 1907.01132), 0 for no mediators. 5 is
+            usual. A device that fails is skipped; nobody replaces it.
+        chain_passes: how often a mediator goes through its devices in a round, E_m.
+        augmentation: exponent α by which devices multiply the examples of classes below the mean, 0 for
+            none; Astraea's .67 and 1. ``augmentation_stored``: copies are kept in the device's memory.
+        calibration: ``ccvr`` re-trains the classifier after the last round on ``virtual_features`` a class,
+            drawn from statistics of the devices' features (arXiv 2106.05001), ``equal`` for all classes or
+            by their ``frequency`` (``virtual_balance``). ``covariance`` is what devices send, ``full``,
+            ``diagonal`` or ``low_rank`` with ``covariance_rank``. ``calibration_epochs`` and
+            ``calibration_lr`` are of the re-training.
         participants: devices a round: a count, or a fraction of those present (floor, at least 1).
         over_selection: how many more are asked than are waited for, 1.0 for none. It speeds rounds up and
             biases them towards fast devices.
@@ -56,9 +81,25 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     fleet: str
     rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
-    strategy: Literal["fedavg", "fedavgm"] = "fedavg"
+    strategy: Literal["fedavg", "fedprox", "fedavgm", "fedadam"] = "fedavg"
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    nesterov: bool = True
     server_lr: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Meta(gt=0, le=1)] = 1e-3
+    selection: Literal["random", "grouped"] = "random"
+    descriptor: Literal["hash", "feature"] = "hash"
+    chain: Annotated[int, Meta(ge=0, le=1000)] = 0
+    chain_passes: Annotated[int, Meta(ge=1, le=1000)] = 1
+    augmentation: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    augmentation_stored: bool = True
+    calibration: Literal["none", "ccvr"] = "none"
+    covariance: Literal["full", "diagonal", "low_rank"] = "full"
+    covariance_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    virtual_features: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    virtual_balance: Literal["equal", "frequency"] = "equal"
+    calibration_epochs: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    calibration_lr: Rate = 0.01
     participants: int | float = 10
     over_selection: Annotated[float, Meta(ge=1, le=10)] = 1.0
     min_devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -104,6 +145,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if self.keep_momentum and not self.local_momentum:
             raise RunError("keep_momentum has nothing to keep: give local_momentum")
+        if self.strategy == "fedadam" and self.server_lr >= 1:
+            raise RunError("fedadam moves each weight by about server_lr a round: give less than 1, say 0.01")
+        if self.strategy == "fedprox" and not self.proximal:
+            raise RunError("fedprox without a proximal term is fedavg: give proximal")
+        if self.chain and self.over_selection > 1:
+            raise RunError("over_selection asks more devices than a round waits for; a chain waits for all")
+        if (self.covariance == "low_rank") != bool(self.covariance_rank):
+            raise RunError("covariance_rank belongs to the covariance low_rank: give both or neither")
         if whole and self.min_participants > self.participants:
             raise RunError(
                 f"min_participants is {self.min_participants}, but only {self.participants} take part"
@@ -126,6 +175,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.min_devices:
             return self.min_devices
         return self.participants if isinstance(self.participants, int) else self.min_participants
+
+    def facts(self) -> tuple[Fact, ...]:
+        """What the run needs to know of every device's data."""
+        facts: list[Fact] = ["histogram"] if self.chain or self.augmentation else []
+        if self.selection == "grouped":
+            facts.append("descriptor" if self.descriptor == "hash" else "feature")
+        return tuple(facts)
 
     def optimiser_of(self, round_number: int) -> Optimiser:
         """The devices' optimiser in round ``round_number``, from 1."""
@@ -154,8 +210,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def make_strategy(self) -> Strategy:
         """The strategy that ``strategy`` names."""
         if self.strategy == "fedavgm":
-            return fedavgm(momentum=self.momentum, learning_rate=self.server_lr)
-        return fedavg()
+            return fedavgm(momentum=self.momentum, learning_rate=self.server_lr, nesterov=self.nesterov)
+        if self.strategy == "fedadam":
+            return fedadam(learning_rate=self.server_lr, beta1=self.momentum, beta2=self.beta2, tau=self.tau)
+        return fedprox() if self.strategy == "fedprox" else fedavg()
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:

@@ -6,66 +6,47 @@ in the store, and is there before it is acknowledged.
 
 from __future__ import annotations
 
-import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import ProtocolError, RunError, TensorError
-from edge_sdk.protocol import Chunk, Topics
-from edge_sdk.protocol.messages import (
-    PROTOCOL,
-    Cancel,
-    Declined,
-    Finished,
-    FromDevice,
-    Grant,
-    Here,
-    Join,
-    Key,
-    Leave,
-    Offer,
-    Ref,
-    Refused,
-    Report,
-    Taken,
-    Task,
-    Welcome,
-    Who,
-)
-from edge_sdk.tensors import Tensors
+from edge_sdk.errors import RunError, TensorError
+from edge_sdk.tensors import Array, Tensors
 from edge_sdk.tensors import encode as encode_tensors
-from edge_sdk.transport import Connected, Disconnected, Transport
-from edge_server.admission import Admission
+from edge_sdk.transport import Transport
 from edge_server.aggregation import State
-from edge_server.call import Call
-from edge_server.cohort import Cohort, Standing
-from edge_server.desk import Desk
+from edge_server.assignment import Assignment
+from edge_server.chained import ChainedRound
+from edge_server.descriptions import Describing, Descriptions
 from edge_server.evaluation import Evaluation, Evaluator
+from edge_server.feature_statistics import FeatureStatistics, calibrated
+from edge_server.fleet import JITTER, Fleet
+from edge_server.mediators import chains
 from edge_server.phases import Event, Phase, next_phase
 from edge_server.publication import Publication
-from edge_server.registry import HEARTBEAT, Registry
 from edge_server.rounds import Assessment, RoundResult, TrainingRound
-from edge_server.store import RunRow, Store
-
-logger = logging.getLogger(__name__)
+from edge_server.rows import RoundRow, RunRow
+from edge_server.selection import select
+from edge_server.store import Store
 
 TICK = 0.05
-JITTER = 2
-"""Seconds over which devices spread their answers to ``who``."""
 SAY_AFTER, SAY_AGAIN = 5.0, 10.0
 """Seconds after which it is said, and said again, that the run waits for devices."""
 PAUSE = 2.0
 """Seconds before a round that fell short is repeated; doubled with every repeat in a row."""
 LONGEST_PAUSE = 60.0
-NEWCOMER = 3.0
-"""Seconds after its start within which a server that hears another one gives way."""
 QUEUE = 1000
 """Events taken in at a time."""
+
+
+class _ForChains(TypedDict):
+    weights: Tensors
+    publication: Publication
+    histograms: Mapping[str, Array]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,42 +69,34 @@ class Coordinator:
     on_status: Callable[[str], None]
     first_start: bool
     last_evaluation: Evaluation | None = field(default=None, init=False)
-    _desk: Desk = field(init=False)
-    _publication: Publication = field(init=False)
-    _registry: Registry = field(default_factory=Registry, init=False)
-    _admission: Admission = field(init=False)
+    _fleet: Fleet = field(init=False)
+    _known: Descriptions = field(init=False)
     _state: State = field(init=False)
     _phase: Phase = field(default=Phase.GATHERING, init=False)
     _since: float = field(init=False)
     _not_before: float = field(default=0.0, init=False)
     _round: TrainingRound | None = field(default=None, init=False)
-    _assessment: Assessment | None = field(default=None, init=False)
+    _statistics: FeatureStatistics | None = field(default=None, init=False)
     _evaluating: Future[Evaluation] | None = field(default=None, init=False)
+    _calibrating: Future[Tensors] | None = field(default=None, init=False)
     _seconds: float = field(default=0.0, init=False)
-    _call: Call | None = field(default=None, init=False)
     _progress_at: float = field(init=False)
     _say_again_at: float = field(default=0.0, init=False)
-    _token: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
-    _opened_at: float = field(default=0.0, init=False)
     _repeats: int = field(default=0, init=False)
-    _model: Ref = field(init=False)
-    _bundle_ref: Ref = field(init=False)
     _pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
-        topics = Topics(self.run.fleet)
-        self._desk = Desk(self.transport, topics)
-        self._publication = Publication(self.transport, topics, chunk=self.run.config.chunk_bytes)
-        self._admission = Admission(
-            desk=self._desk,
+        manifest, config = self.bundle.manifest, self.run.config
+        self._known = Descriptions.restore(self.store, self.run, self.bundle)
+        self._fleet = Fleet(
+            transport=self.transport,
             store=self.store,
-            bundle=self.bundle,
-            config=self.run.config,
-            on_refused=self.on_status,
+            run=self.run,
+            on_status=self.on_status,
+            on_join=self._known.come_anew,
         )
-        manifest = self.bundle.manifest
-        strategy, state = self.run.config.make_strategy(), self.store.blob(self.run.state)
-        self._state = strategy.restore(state, manifest.specs, manifest.rules)
+        state = self.store.blob(self.run.state)
+        self._state = config.make_strategy().restore(state, manifest.specs, manifest.rules)
         self._since = self._progress_at = time.monotonic()
         self._say_again_at = self._since + SAY_AFTER
 
@@ -139,8 +112,7 @@ class Coordinator:
             BrokerError: the broker cannot be reached, refuses us, or takes no more messages.
             RunError: too few devices at the start, patience is out, or the store cannot be written.
         """
-        self._desk.open(timeout=connect_timeout)
-        self._opened_at = time.monotonic()
+        self._fleet.open(timeout=connect_timeout)
         self._pool = ThreadPoolExecutor(1, "edge-evaluate")
         try:
             self._publish_first()
@@ -149,10 +121,10 @@ class Coordinator:
                 if stop.is_set():
                     self._fire(Event.INTERRUPTED)
                     break
-                self._receive(TICK)
+                self._fleet.receive(TICK)
                 # What is queued comes before what time brings: a heartbeat that waits there is no silence.
                 for _ in range(QUEUE):
-                    if not self._receive(0.0):
+                    if not self._fleet.receive(0.0):
                         break
                 self._tick(time.monotonic())
             if self._phase == Phase.FINISHED:
@@ -166,199 +138,120 @@ class Coordinator:
     # Start and end.
 
     def _publish_first(self) -> None:
+        publication = self._fleet.publication
         # A broker that takes less in one message has said so by now, if it speaks MQTT 5.
-        self._publication.fit(self.transport.max_payload)
+        publication.fit(self.transport.max_payload)
         model = self.store.blob(self.run.model)
         for stale in self.store.published(self.run.fleet):
             if stale.hash not in (self.bundle.sha256, self.run.model):
-                self._publication.withdraw(stale)
-        self._bundle_ref = self._publication.announce(self.bundle.data)
-        self._model = self._publication.announce(model)
+                publication.withdraw(stale)
+        self._fleet.bundle = publication.announce(self.bundle.data)
+        self._fleet.model = publication.announce(model)
         # They are sent when the transport reports that it is connected.
-        self.store.set_published(self.run.fleet, self._publication.refs)
+        self.store.set_published(self.run.fleet, publication.refs)
 
     def _restore(self) -> None:
         """Go on where the store says that the last server ended."""
-        rows = self.store.rounds(self.run.id)
+        rows, config = self.store.rounds(self.run.id), self.run.config
         if not rows:
             return
-        last, now = rows[-1], time.monotonic()
-        if last.status == "open":
-            self._round = TrainingRound.restore(self.run, self.bundle, last, now=now)
-            for update in self.store.updates(last):
-                self._round.add(self.bundle, update, self.store.blob(update.hash))
-            self._admission.open(self._round)
+        trained = [row for row in rows if row.kind == "train"][-1]
+        if rows[-1].kind == "statistics":
+            self._round = self._training_of(trained)
+            self._restore_statistics(rows[-1])
+        elif trained.status == "open":
+            self._round = self._training_of(trained)
+            for result in self.store.results(trained):
+                data = self.store.blob(result.hash)
+                self._round.add(result, self._round.check(result.device, data))
             self._phase = Phase.TRAINING
-            # The places are kept for the devices that have them: with those come the same bits.
-            self._call_out(self._round.cohort, now, kept_until=now + self.run.config.grace)
             self.on_status(
-                f"round {last.round} goes on with {len(self._round.cohort.accepted)} updates already here"
+                f"round {trained.round} goes on with {len(self._round.cohort.accepted)} updates already here"
             )
-        elif last.status == "aggregated" and last.figures is None:
-            self._round = TrainingRound.restore(self.run, self.bundle, last, now=now)
-            for update in self.store.updates(last):
-                self._round.count(update)
+            # The places are kept for the devices that have them: with those come the same bits.
+            self._ask(self._round, kept_until=time.monotonic() + config.grace)
+        elif trained.status == "aggregated" and trained.figures is None:
+            self._round = self._training_of(trained)
+            for result in self.store.results(trained):
+                self._round.count(result)
             self._phase = Phase.EVALUATING
-        elif self.run.round >= self.run.config.rounds:
-            self._phase = Phase.FINISHED
+        elif self.run.round >= config.rounds:
+            self._round = self._training_of(trained)
+            self._phase = Phase.EVALUATING
+            self._fire(Event.BIASED if config.calibration != "none" else Event.LAST_EVALUATED)
+
+    def _restore_statistics(self, row: RoundRow) -> None:
+        self._statistics = FeatureStatistics.restore(self.run, self.bundle, row, now=time.monotonic())
+        for result in self.store.results(row):
+            self._statistics.count(result)
+        if row.status == "open":
+            self._phase = Phase.CALIBRATING
+            self._ask(self._statistics, kept_until=time.monotonic() + self.run.config.grace)
+        else:
+            self._phase = Phase.EVALUATING if row.figures is None else Phase.FINISHED
+
+    def _training_of(self, row: RoundRow) -> TrainingRound:
+        now = time.monotonic()
+        if row.chains:
+            training: TrainingRound = ChainedRound.restored(
+                self.run, self.bundle, row, now=now, **self._for_chains()
+            )
+        else:
+            training = TrainingRound.restore(self.run, self.bundle, row, now=now)
+        training.augment = self._known.augmentation
+        return training
+
+    def _for_chains(self) -> _ForChains:
+        return {
+            "weights": self.weights,
+            "publication": self._fleet.publication,
+            "histograms": self._known.histograms,
+        }
 
     def _say_goodbye(self, stop: threading.Event) -> None:
         """Wait, for a while, until the devices have taken the last model; then clear the broker."""
-        self._desk.tell_all(Finished(run=self.run.id, model=self._model))
+        self._fleet.say_goodbye()
         began = time.monotonic()
         # After a restart the devices have yet to say that they are there.
-        least = began if self._registry.present(began) else began + JITTER + 1
+        least = began if self._fleet.present(began) else began + JITTER + 1
         while time.monotonic() < began + self.run.config.deadline and not stop.is_set():
-            if time.monotonic() > least and not self._registry.present(time.monotonic()):
+            if time.monotonic() > least and not self._fleet.present(time.monotonic()):
                 break
-            self._receive(TICK)
-        for ref in list(self._publication.refs):
-            self._publication.withdraw(ref)
+            self._fleet.receive(TICK)
+        for ref in list(self._fleet.publication.refs):
+            self._fleet.publication.withdraw(ref)
         self.store.set_published(self.run.fleet, [])
-
-    # What arrives.
-
-    def _receive(self, timeout: float) -> bool:
-        """Take one event in; False if there was none."""
-        event = self._desk.receive(timeout)
-        if isinstance(event, Connected):
-            # A broker that has restarted has lost what it retained, and devices may have come meanwhile.
-            self._publication.send_all()
-            self._desk.tell_all(Who(jitter=JITTER, server=self._token))
-        elif isinstance(event, Who):
-            self._on_server(event, time.monotonic())
-        elif isinstance(event, Disconnected):
-            if event.fatal:
-                raise RunError(f"the broker refuses the server: {event.reason}")
-            self.on_status(f"the connection to the broker is lost ({event.reason}); trying again")
-        elif event is not None:
-            device, content = event
-            now = time.monotonic()
-            try:
-                if isinstance(content, Chunk):
-                    self._admission.chunk(device, content, now)
-                else:
-                    self._on_message(device, content, now)
-            except (ProtocolError, TensorError) as error:
-                logger.warning("dropped what %s sent: %s", device, error)
-        return event is not None
-
-    def _on_server(self, who: Who, now: float) -> None:
-        """Of two servers on one fleet the newcomer gives way: each would call off the other's work."""
-        if who.server == self._token:
-            return
-        if now - self._opened_at < NEWCOMER:
-            raise RunError(
-                f"another server serves fleet {self.run.fleet} on this broker: stop it, or give --fleet"
-            )
-        self._desk.tell_all(Who(jitter=JITTER, server=self._token))
-
-    def _on_message(self, device: str, message: FromDevice, now: float) -> None:
-        match message:
-            case Join():
-                self._on_join(device, message, now)
-            case Here():
-                if not self._registry.here(device, message.nonce, message.examples, now):
-                    self._desk.tell(device, Who(jitter=0, server=self._token))
-            case Leave():
-                if self._registry.leave(device, message.nonce):
-                    self._on_gone(device, now)
-            case Grant():
-                self._publication.serve(device, message)
-            case Offer():
-                self._admission.offer(device, message)
-            case Taken() if self._is_current(message):
-                self._on_taken(device, message)
-            case Declined() if self._is_current(message):
-                self._on_declined(device, message)
-            case Report():
-                if self._assessment is not None and self._is_current(message):
-                    self._assessment.add(device, message, max_examples=self.run.config.max_examples)
-                self._admission.acknowledge(device, message, None)
-
-    def _on_join(self, device: str, join: Join, now: float) -> None:
-        if join.protocol != PROTOCOL:
-            reason = f"the server speaks protocol {PROTOCOL}, the device {join.protocol}: update edge-sdk-fl"
-            self._desk.tell(device, Refused(nonce=join.nonce, code="protocol", reason=reason))
-            return
-        if refusal := self._registry.join(device, join, now):
-            self._desk.tell(device, Refused(nonce=join.nonce, code="id-in-use", reason=refusal))
-            return
-        call = self._call
-        at_work = call is not None and device in call.cohort.pending
-        come_back = None
-        if call is not None and not at_work:
-            if join.examples:
-                call.cohort.volunteer(device)
-            if join.lease is not None and not call.cohort.has_place_for(device):
-                come_back = max(int(call.deadline - now), 1)
-        self._desk.tell(
-            device,
-            Welcome(
-                nonce=join.nonce,
-                run=self.run.id,
-                bundle=self._bundle_ref,
-                model=self._model,
-                heartbeat=HEARTBEAT,
-                come_back=come_back,
-            ),
-        )
-        if self._phase == Phase.FINISHED:
-            self._desk.tell(device, Finished(run=self.run.id, model=self._model))
-        if call is not None and at_work:
-            call.ask([device], now)
-
-    def _on_gone(self, device: str, now: float) -> None:
-        if self._call is None:
-            return
-        self._call.cohort.withdraw(device)
-        self._admission.hold(device)
-        if not self._registry.holds_lease(device, now) and self._call.cohort.lose(device):
-            self.on_status(f"device {device} has gone in round {self._training().row.round}")
-
-    def _on_taken(self, device: str, taken: Taken) -> None:
-        if self._call is None or (taken.kind == "train") != (self._phase == Phase.TRAINING):
-            return
-        cohort = self._call.cohort
-        cohort.take(device)
-        if taken.kind == "train" and taken.examples is not None and cohort.standing(device) == Standing.TAKEN:
-            self._training().declared.setdefault(device, taken.examples)
-
-    def _on_declined(self, device: str, declined: Declined) -> None:
-        if self._call is not None and (declined.kind == "train") == (self._phase == Phase.TRAINING):
-            self._admission.forget(device)
-            if self._call.cohort.drop(device):
-                self.on_status(f"device {device} declines round {declined.round}: {declined.reason}")
 
     # What time brings.
 
     def _tick(self, now: float) -> None:
-        overdue = self._call.overdue(now) if self._call is not None else []
-        for device in [*self._registry.expire(now), *overdue]:
-            self._on_gone(device, now)
+        self._fleet.tick(now)
         if self._phase == Phase.GATHERING:
             self._gather(now)
+        elif self._phase == Phase.DESCRIBING:
+            if self._fleet.collected(now):
+                self._end_describing()
         elif self._phase == Phase.TRAINING:
-            self._admission.tick(now)
-            if self._call is None or self._call.collected(now):
+            if self._fleet.collected(now):
                 enough = len(self._training().cohort.accepted) >= self.run.config.min_participants
                 if enough:
                     self._aggregate(now)
                 else:
                     self._repeat(now)
-        elif self._evaluating is not None:
-            if self._evaluating.done():
-                self._conclude(self._evaluating.result())
-        elif self._assessment is None or self._call is None:
-            self._begin_evaluation(now)
-        elif self._call.collected(now):
-            self._conclude(self._assessment.evaluation())
+        elif self._phase == Phase.EVALUATING:
+            self._evaluate(now)
+        elif self._phase == Phase.CALIBRATING:
+            self._calibrate(now)
 
     def _gather(self, now: float) -> None:
-        present, config = self._registry.present(now), self.run.config
+        present, config = self._fleet.present(now), self.run.config
         needed = config.needed()
         if len(present) >= needed and now >= self._not_before:
-            self._open_round(present, now)
+            if undescribed := self._known.undescribed(present):
+                self._fire(Event.UNDESCRIBED)
+                self._ask(Describing.of(self.run, self._known, undescribed, now=now))
+            else:
+                self._open_round(present, now)
             return
         if len(present) < needed and now >= self._say_again_at:
             self._say_again_at = now + SAY_AGAIN
@@ -376,67 +269,73 @@ class Coordinator:
                 "here); the run is kept: give the same command to go on"
             )
 
+    def _end_describing(self) -> None:
+        work = self._fleet.work
+        assert isinstance(work, Describing)
+        self._fleet.call_off("the descriptions are in")
+        self._known.conclude(work.asked)
+        if self._known.plan is None:
+            self.store.set_multiples(self.run.id, self._known.make_plan())
+        self._fire(Event.DESCRIBED)
+
     def _open_round(self, present: list[str], now: float) -> None:
-        number = self.run.round + 1
+        config, number = self.run.config, self.run.round + 1
         attempts = self.store.rounds(self.run.id, number=number)
         attempt = attempts[-1].attempt + 1 if attempts else 0
-        self._round = TrainingRound.open(
-            self.run, self.bundle, present, round_number=number, attempt=attempt, now=now
+        cohort = select(
+            present,
+            wanted=config.cohort_size(len(present)),
+            over_selection=config.over_selection,
+            groups=self._known.groups(),
+            seed=config.seed,
+            round_number=number,
+            attempt=attempt,
         )
+        if config.chain:
+            placed = chains(self._known.histograms_of(cohort.call()), longest=config.chain)
+            self._round = ChainedRound.over(
+                self.run, self.bundle, placed, attempt=attempt, now=now, **self._for_chains()
+            )
+        else:
+            self._round = TrainingRound.open(self.run, self.bundle, cohort, attempt=attempt, now=now)
+        self._round.augment = self._known.augmentation
         self.store.open_round(self._round.row)
-        self._admission.open(self._round)
         self.first_start = False
         self._fire(Event.ENOUGH_DEVICES)
-        self._call_out(self._round.cohort, now)
+        self._ask(self._round)
 
-    def _call_out(self, cohort: Cohort, now: float, *, kept_until: float = 0.0) -> None:
-        """Put a cohort to work on the open round or on its evaluation."""
-        config, training, assessment = self.run.config, self._training(), self._assessment
-
-        def make_task(device: str, nonce: str, left: float) -> Task:
-            refs = {"bundle": self._bundle_ref, "model": self._model}
-            if assessment is not None:
-                return assessment.task(nonce, left=left, **refs)
-            return training.task(config, device, nonce, left=left, **refs)
-
+    def _ask(self, work: Assignment, *, kept_until: float = 0.0) -> None:
         def on_called() -> None:
-            if assessment is None:
-                self.store.set_selected(training.row, cohort.selected)
+            if isinstance(work, TrainingRound) and not isinstance(work, ChainedRound):
+                self.store.set_selected(work.row, work.cohort.selected)
 
-        self._call = Call(
-            cohort=cohort,
-            deadline=now + config.deadline,
-            registry=self._registry,
-            desk=self._desk,
-            make_task=make_task,
-            on_called=on_called,
-            grace=config.grace,
-            kept_until=kept_until,
-        )
-        self._call.ask(cohort.pending, now)
+        self._fleet.ask(work, time.monotonic(), on_called=on_called, kept_until=kept_until)
 
     def _aggregate(self, now: float) -> None:
         """Apply the mean: model, state and round change in one transaction."""
-        done, config = self._training(), self.run.config
-        self._call_off(done, "the round is complete")
-        self._state = config.make_strategy().apply(self._state, done.total.mean())
-        model, state = encode_tensors(self._state.weights), self._state.to_bytes()
-        self.store.aggregate(
-            done.row, model=model, state=state, old_state=self.run.state, keep=config.keep_updates
-        )
-        self.run = self.store.get(self.run.id)
-        old, self._model = self._model, self._publication.announce(model)
-        self.store.set_published(self.run.fleet, self._publication.refs)
-        self._publication.send(self._model)
-        if old.hash != self._model.hash:
-            self._publication.withdraw(old)
+        done = self._training()
+        self._fleet.call_off("the round is complete")
+        self._adopt(done.row, self.run.config.make_strategy().apply(self._state, done.mean()))
         self._seconds = now - done.began
         self._progress_at, self._repeats = now, 0
         self._fire(Event.COHORT_COMPLETE)
 
+    def _adopt(self, row: RoundRow, new: State) -> None:
+        """Make a new state durable, then publish its model in place of the old one."""
+        fleet, publication = self._fleet, self._fleet.publication
+        model, state = encode_tensors(new.weights), new.to_bytes()
+        keep = self.run.config.keep_updates
+        self.store.aggregate(row, model=model, state=state, old_state=self.run.state, keep=keep)
+        self._state, self.run = new, self.store.get(self.run.id)
+        old, fleet.model = fleet.model, publication.announce(model)
+        self.store.set_published(self.run.fleet, publication.refs)
+        publication.send(fleet.model)
+        if old.hash != fleet.model.hash:
+            publication.withdraw(old)
+
     def _repeat(self, now: float) -> None:
         accepted, row = len(self._training().cohort.accepted), self._training().row
-        self._call_off(self._training(), "too few devices delivered; the round is repeated")
+        self._fleet.call_off("too few devices delivered; the round is repeated")
         self.store.repeat(row)
         self._round = None
         # Devices that all decline would otherwise be asked, and their batteries drained, without a pause.
@@ -448,35 +347,66 @@ class Coordinator:
             f"updates came from {len(row.selected)} devices"
         )
 
-    def _call_off(self, training: TrainingRound, reason: str) -> None:
-        row = training.row
-        for device in [*training.cohort.pending, *training.cohort.lost]:
-            cancel = Cancel(run=row.run, round=row.round, attempt=row.attempt, kind="train", reason=reason)
-            self._desk.tell(device, cancel)
-        self._admission.close()
-        self._call = None
-
-    def _begin_evaluation(self, now: float) -> None:
-        config, present = self.run.config, self._registry.present(now)
-        if config.evaluation == "server" and self.evaluator is not None:
+    def _evaluate(self, now: float) -> None:
+        config, present, work = self.run.config, self._fleet.present(now), self._fleet.work
+        if self._evaluating is not None:
+            if self._evaluating.done():
+                self._conclude(self._evaluating.result())
+        elif isinstance(work, Assessment):
+            if self._fleet.collected(now):
+                self._fleet.call_off("the evaluation is in")
+                self._conclude(work.evaluation())
+        elif config.evaluation == "server" and self.evaluator is not None:
             self._evaluating = self._pool.submit(self.evaluator.evaluate, self._state.weights)
         elif config.evaluation == "devices" and present:
-            wanted = config.cohort_size(len(present))
-            row = self._training().row
-            self._assessment = Assessment.open(row, present, wanted=wanted, seed=config.seed, now=now)
-            self._call_out(self._assessment.cohort, now)
+            self._ask(Assessment.open(self._training(), present, now=now))
         elif config.evaluation != "devices" or now - self._since > config.grace:
             self._conclude(None)
 
     def _conclude(self, evaluation: Evaluation | None) -> None:
-        done = self._training()
-        result = done.result(evaluation, model_bytes=self._model.size, seconds=self._seconds)
+        done = self._statistics or self._training()
+        result = done.result(evaluation, model_bytes=self._fleet.model.size, seconds=self._seconds)
         self.store.set_figures(done.row, result.to_dict())
-        self.last_evaluation = evaluation
-        self._round = self._assessment = self._evaluating = self._call = None
-        last = self.run.round >= self.run.config.rounds
-        self._fire(Event.LAST_EVALUATED if last else Event.EVALUATED)
+        self.last_evaluation, self._evaluating = evaluation, None
+        last, config = self.run.round >= self.run.config.rounds, self.run.config
+        if last and config.calibration != "none" and self._statistics is None:
+            self._fire(Event.BIASED)
+        else:
+            self._fire(Event.LAST_EVALUATED if last else Event.EVALUATED)
         self.on_round(result)
+
+    def _calibrate(self, now: float) -> None:
+        if self._calibrating is not None:
+            if self._calibrating.done():
+                self._end_calibrating(now)
+        elif self._statistics is None:
+            if present := self._fleet.present(now):
+                self._statistics = FeatureStatistics.of(self.run, self.bundle, present, now=now)
+                self.store.open_round(self._statistics.row)
+                self._ask(self._statistics)
+            elif now - self._since > self.run.config.grace:
+                self._stay_uncalibrated("no device is here")
+        elif self._fleet.collected(now):
+            self._fleet.call_off("the statistics are in")
+            self._calibrating = self._pool.submit(
+                calibrated, self.store, self._statistics.row, self.bundle, self.weights, self.run.config
+            )
+
+    def _end_calibrating(self, now: float) -> None:
+        assert self._calibrating is not None
+        assert self._statistics is not None
+        try:
+            weights = self._calibrating.result()
+        except TensorError as error:
+            self._stay_uncalibrated(str(error))
+            return
+        self._seconds = now - self._statistics.began
+        self._adopt(self._statistics.row, replace(self._state, weights=weights))
+        self._fire(Event.CALIBRATED)
+
+    def _stay_uncalibrated(self, reason: str) -> None:
+        self.on_status(f"the classifier is not calibrated: {reason}")
+        self._fire(Event.NOT_CALIBRATED)
 
     def _fire(self, event: Event) -> None:
         self._phase, self._since = next_phase(self._phase, event), time.monotonic()
@@ -485,6 +415,3 @@ class Coordinator:
     def _training(self) -> TrainingRound:
         assert self._round is not None
         return self._round
-
-    def _is_current(self, key: Key) -> bool:
-        return self._round is not None and self._round.is_keyed(key)

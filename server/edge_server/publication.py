@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from edge_sdk.errors import RunError
 from edge_sdk.protocol import Topics, chunk_count, encode_chunk, reference
 from edge_sdk.protocol.messages import Grant, Ref
@@ -21,6 +23,7 @@ class Publication:
         self._topics = topics
         self._chunk = chunk
         self._blobs: dict[str, tuple[Ref, bytes]] = {}
+        self._lent: dict[str, tuple[Ref, bytes]] = {}
 
     def fit(self, max_payload: int) -> None:
         """Cut blobs so that a chunk with header and topic fits ``max_payload`` bytes.
@@ -59,11 +62,22 @@ class Publication:
         for index in range(chunk_count(ref)):
             self._transport.publish(self._topics.chunk(ref.hash, index), b"", retain=True)
 
+    def lend(self, data: bytes) -> Ref:
+        """Keep a blob for those who ask for it; it is not published."""
+        ref = msgspec.structs.replace(reference(data, chunk=self._chunk), sources=("ask",))
+        self._lent[ref.hash] = ref, data
+        return ref
+
+    def take_back(self, ref: Ref) -> None:
+        """Lend a blob no longer."""
+        self._lent.pop(ref.hash, None)
+
     def serve(self, device: str, grant: Grant) -> None:
-        """Send a device the chunks that it asks for; a blob that is not out is not sent."""
-        if grant.blob not in self._blobs:
+        """Send a device the chunks that it asks for; a blob that is neither out nor lent is not sent."""
+        found = self._blobs.get(grant.blob) or self._lent.get(grant.blob)
+        if found is None:
             return
-        ref, data = self._blobs[grant.blob]
+        ref, data = found
         stop = min(grant.stop, grant.start + ASKED_AT_ONCE, chunk_count(ref))
         for index in range(grant.start, stop):
             self._transport.publish(self._topics.down(device, "chunk"), encode_chunk(ref, data, index))

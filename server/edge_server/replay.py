@@ -16,7 +16,9 @@ import numpy as np
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import RunError
 from edge_sdk.tensors import Array, Tensors, decode, encode, sha256
-from edge_server.store import RoundRow, RunRow, Store
+from edge_server.feature_statistics import calibrated
+from edge_server.rows import AcceptedResult, RoundRow, RunRow
+from edge_server.store import Store
 
 _Moments = tuple[Array, Array]
 
@@ -51,11 +53,36 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
     for row in store.rounds(run.id):
         if row.status != "aggregated" or row.model_after is None:
             continue
-        updates = [
-            (decode(store.blob(u.hash), bundle.manifest.specs), u.examples) for u in store.updates(row)
-        ]
-        weights, moments = _step(bundle, config, row, weights, moments, updates)
-        yield Replayed(row.round, len(updates), row.model_after, sha256(encode(weights)))
+        results = store.results(row)
+        if row.kind == "statistics":
+            # Statistics lead to virtual features by a seeded draw, which has no second definition.
+            weights = calibrated(store, row, bundle, weights, run.config)
+        else:
+            updates = [(r, decode(store.blob(r.hash), bundle.manifest.specs)) for r in results]
+            mine = _mediators(row, weights, updates) if row.chains else [(u, r.examples) for r, u in updates]
+            weights, moments = _step(bundle, config, row, weights, moments, mine)
+        participants = len({result.device for result in results})
+        yield Replayed(row.round, participants, row.model_after, sha256(encode(weights)))
+
+
+def _mediators(
+    row: RoundRow, weights: Tensors, hops: list[tuple[AcceptedResult, Tensors]]
+) -> list[tuple[Tensors, int]]:
+    """Each chain as one update, weighted by the examples of its devices: w − (w − Δ₁ − Δ₂ …)."""
+    updates = []
+    for chain in row.chains:
+        mine = [(result, update) for result, update in hops if result.device in chain]
+        if not mine:
+            continue
+        end = weights
+        for _, update in mine:
+            end = {name: np.asarray(tensor - update[name]) for name, tensor in end.items()}
+        delta = {name: tensor - end[name] for name, tensor in weights.items()}
+        counts: dict[str, int] = {}
+        for result, _ in mine:
+            counts.setdefault(result.device, result.examples)
+        updates.append((delta, sum(counts.values())))
+    return updates
 
 
 def _step(

@@ -19,7 +19,11 @@ from edge_server.coordinator import Coordinator
 from edge_server.evaluation import Evaluation, Evaluator
 from edge_server.phases import Phase
 from edge_server.rounds import RoundResult
-from edge_server.store import RunRow, Store
+from edge_server.rows import RunRow
+from edge_server.store import Store
+
+MOST_CLASSES = 600
+"""Classes whose multiples fit into one message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +85,10 @@ class Server:
                 f"the run needs the option {missing[0]}, without which the bundle was exported: export it "
                 f"with --options {','.join(sorted(needed))}"
             )
+        if config.selection == "grouped" and self._bundle.manifest.describe is None:
+            raise RunError("grouping needs a bundle that can describe data: export it with --describe")
+        if config.augmentation and self._bundle.manifest.classes > MOST_CLASSES:
+            raise RunError(f"augmentation is for at most {MOST_CLASSES} classes: set it to 0")
         self._transport = (
             MqttTransport(broker, name=f"edge-server-{config.fleet}", credentials=credentials)
             if isinstance(broker, str)

@@ -11,7 +11,6 @@ import fcntl
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,11 +18,12 @@ import msgspec
 import sqlalchemy as sa
 
 from edge_sdk.errors import RunError
-from edge_sdk.protocol.messages import Key, Offer, Ref
+from edge_sdk.protocol.messages import Offer, Ref
 from edge_sdk.tensors import sha256
 from edge_server.config import RunConfig
+from edge_server.rows import AcceptedResult, Key, RoundRow, RunRow
 
-SCHEMA = 1
+SCHEMA = 2
 
 _tables = sa.MetaData()
 _meta = sa.Table("meta", _tables, sa.Column("schema", sa.Integer, primary_key=True))
@@ -44,6 +44,7 @@ _runs = sa.Table(
     sa.Column("state", sa.String(64), nullable=False),
     sa.Column("round", sa.Integer, nullable=False, default=0),
     sa.Column("ended", sa.Boolean, nullable=False, default=False),
+    sa.Column("multiples", sa.LargeBinary),
     sa.Column("created", sa.Float, nullable=False),
 )
 _rounds = sa.Table(
@@ -52,20 +53,24 @@ _rounds = sa.Table(
     sa.Column("run", sa.String(32), primary_key=True),
     sa.Column("round", sa.Integer, primary_key=True),
     sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("wanted", sa.Integer, nullable=False),
     sa.Column("selected", sa.LargeBinary, nullable=False),
+    sa.Column("chains", sa.LargeBinary, nullable=False),
     sa.Column("exponents", sa.LargeBinary, nullable=False),
     sa.Column("model_before", sa.String(64), nullable=False),
     sa.Column("model_after", sa.String(64)),
     sa.Column("figures", sa.LargeBinary),
 )
-_updates = sa.Table(
-    "updates",
+_results = sa.Table(
+    "results",
     _tables,
     sa.Column("run", sa.String(32), primary_key=True),
     sa.Column("round", sa.Integer, primary_key=True),
     sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("hop", sa.Integer, primary_key=True),
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("hash", sa.String(64), nullable=False),
     sa.Column("examples", sa.BigInteger, nullable=False),
@@ -78,47 +83,6 @@ _published = sa.Table(
     sa.Column("hash", sa.String(64), primary_key=True),
     sa.Column("ref", sa.LargeBinary, nullable=False),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A run as it stands in the store: ``round`` rounds are done; hashes name blobs."""
-
-    id: str
-    fleet: str
-    config: RunConfig
-    bundle: str
-    model: str
-    state: str
-    round: int
-    ended: bool
-    created: float
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedUpdate:
-    """An update that counts: its device, the hash of its bytes, its weight n_k, its size in bytes."""
-
-    device: str
-    hash: str
-    examples: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRow:
-    """One attempt at a round; ``status`` is ``open``, ``aggregated`` or ``repeated``."""
-
-    run: str
-    round: int
-    attempt: int
-    status: str
-    wanted: int
-    selected: list[str]
-    exponents: dict[str, int]
-    model_before: str
-    model_after: str | None
-    figures: dict[str, Any] | None
 
 
 class Store:
@@ -216,9 +180,11 @@ class Store:
             "run": row.run,
             "round": row.round,
             "attempt": row.attempt,
+            "kind": row.kind,
             "status": row.status,
             "wanted": row.wanted,
             "selected": msgspec.json.encode(row.selected),
+            "chains": msgspec.json.encode(row.chains),
             "exponents": msgspec.json.encode(row.exponents),
             "model_before": row.model_before,
         }
@@ -229,18 +195,20 @@ class Store:
         """Record replacements."""
         with self._transaction() as connection:
             connection.execute(
-                sa.update(_rounds).where(_is_round(row)).values(selected=msgspec.json.encode(selected))
+                sa.update(_rounds).where(_is_of(_rounds, row)).values(selected=msgspec.json.encode(selected))
             )
 
     def accept(self, device: str, offer: Offer, data: bytes) -> None:
-        """Record an accepted update with its bytes; the receipt may be sent after this."""
+        """Record an accepted result with its bytes; the receipt may be sent after this."""
         with self._transaction() as connection:
             _put(connection, data)
             connection.execute(
-                sa.insert(_updates).values(
+                sa.insert(_results).values(
                     run=offer.run,
                     round=offer.round,
                     attempt=offer.attempt,
+                    kind=offer.kind,
+                    hop=offer.hop,
                     device=device,
                     hash=offer.blob.hash,
                     examples=offer.examples,
@@ -248,14 +216,19 @@ class Store:
                 )
             )
 
-    def updates(self, key: RoundRow | Key) -> list[AcceptedUpdate]:
-        """The accepted updates of an attempt, by device."""
-        query = sa.select(_updates).where(
-            _updates.c.run == key.run, _updates.c.round == key.round, _updates.c.attempt == key.attempt
-        )
+    def results(self, key: Key) -> list[AcceptedResult]:
+        """The accepted results of a piece of work, by hop and device."""
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(_updates.c.device))
-            return [AcceptedUpdate(r.device, r.hash, r.examples, r.size) for r in rows]
+            query = sa.select(_results).where(_is_of(_results, key))
+            rows = connection.execute(query.order_by(_results.c.hop, _results.c.device))
+            return [AcceptedResult(r.device, r.hash, r.examples, r.size, r.hop) for r in rows]
+
+    def set_multiples(self, run: str, multiples: dict[int, float]) -> None:
+        """Record the plan of augmentation, which holds for the whole run."""
+        with self._transaction() as connection:
+            connection.execute(
+                sa.update(_runs).where(_runs.c.id == run).values(multiples=msgspec.json.encode(multiples))
+            )
 
     def aggregate(self, row: RoundRow, *, model: bytes, state: bytes, old_state: str, keep: bool) -> None:
         """Record a round's model and state, all in one transaction; forget what is no longer needed."""
@@ -264,7 +237,7 @@ class Store:
                 _put(connection, data)
             connection.execute(
                 sa.update(_rounds)
-                .where(_is_round(row))
+                .where(_is_of(_rounds, row))
                 .values(status="aggregated", model_after=sha256(model))
             )
             connection.execute(
@@ -275,21 +248,21 @@ class Store:
             # A model or a state may equal the one before it, byte for byte.
             forgotten = {old_state, row.model_before} - {sha256(model), sha256(state)}
             if not keep:
-                forgotten |= self._update_hashes(connection, row)
+                forgotten |= self._result_hashes(connection, row)
             _forget(connection, forgotten, row)
 
     def set_figures(self, row: RoundRow, figures: dict[str, Any]) -> None:
         """Record what a round came to."""
         with self._transaction() as connection:
             connection.execute(
-                sa.update(_rounds).where(_is_round(row)).values(figures=msgspec.json.encode(figures))
+                sa.update(_rounds).where(_is_of(_rounds, row)).values(figures=msgspec.json.encode(figures))
             )
 
     def repeat(self, row: RoundRow) -> None:
         """Record that an attempt has failed; its updates are never aggregated."""
         with self._transaction() as connection:
-            connection.execute(sa.update(_rounds).where(_is_round(row)).values(status="repeated"))
-            hashes = self._update_hashes(connection, row)
+            connection.execute(sa.update(_rounds).where(_is_of(_rounds, row)).values(status="repeated"))
+            hashes = self._result_hashes(connection, row)
             _forget(connection, hashes, row)
 
     def forget(self, run: str) -> None:
@@ -298,17 +271,22 @@ class Store:
             connection.execute(sa.delete(_runs).where(_runs.c.id == run))
 
     def end(self, run: str) -> None:
-        """Record that all rounds are done."""
+        """Record that all rounds are done. What devices have said of their data is needed no longer."""
         with self._transaction() as connection:
+            described = sa.and_(_results.c.run == run, _results.c.kind == "describe")
+            hashes = connection.execute(sa.select(_results.c.hash).where(described)).scalars().all()
+            connection.execute(sa.delete(_results).where(described))
+            _forget(connection, set(hashes), None)
             connection.execute(sa.update(_runs).where(_runs.c.id == run).values(ended=True))
 
     def rounds(self, run: str, *, number: int | None = None) -> list[RoundRow]:
-        """All attempts at all rounds of a run, or at round ``number``, in order."""
+        """All attempts at all rounds of a run, or at round ``number``, in order; a calibration is last."""
         query = sa.select(_rounds).where(_rounds.c.run == run)
         if number is not None:
             query = query.where(_rounds.c.round == number)
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(_rounds.c.round, _rounds.c.attempt))
+            ordered = query.order_by(_rounds.c.round, _rounds.c.kind.desc(), _rounds.c.attempt)
+            rows = connection.execute(ordered)
             return [_round_row(row) for row in rows]
 
     def published(self, fleet: str) -> list[Ref]:
@@ -347,10 +325,8 @@ class Store:
                     f"the store has schema {found}, this server reads {SCHEMA}: use a new --work-dir"
                 )
 
-    def _update_hashes(self, connection: sa.Connection, row: RoundRow) -> set[str]:
-        query = sa.select(_updates.c.hash).where(
-            _updates.c.run == row.run, _updates.c.round == row.round, _updates.c.attempt == row.attempt
-        )
+    def _result_hashes(self, connection: sa.Connection, key: Key) -> set[str]:
+        query = sa.select(_results.c.hash).where(_is_of(_results, key))
         return set(connection.execute(query).scalars())
 
 
@@ -375,17 +351,22 @@ def _put(connection: sa.Connection, data: bytes) -> None:
         connection.execute(sa.insert(_blobs).values(hash=digest, data=data))
 
 
-def _forget(connection: sa.Connection, hashes: set[str], row: RoundRow) -> None:
-    """Delete blobs of a round, except those that another round or run has with the same bytes."""
+def _forget(connection: sa.Connection, hashes: set[str], key: Key | None) -> None:
+    """Delete blobs of a piece of work, except those that anything else has with the same bytes."""
     needed = [sa.select(column) for column in (_runs.c.bundle, _runs.c.model, _runs.c.state)]
-    other = sa.or_(_updates.c.run != row.run, _updates.c.round != row.round)
-    needed.append(sa.select(_updates.c.hash).where(other))
+    others = sa.select(_results.c.hash)
+    needed.append(others.where(sa.not_(_is_of(_results, key))) if key is not None else others)
     unused = [_blobs.c.hash.not_in(query) for query in needed]
     connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(hashes), *unused))
 
 
-def _is_round(row: RoundRow) -> sa.ColumnElement[bool]:
-    return sa.and_(_rounds.c.run == row.run, _rounds.c.round == row.round, _rounds.c.attempt == row.attempt)
+def _is_of(table: sa.Table, key: Key) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        table.c.run == key.run,
+        table.c.round == key.round,
+        table.c.attempt == key.attempt,
+        table.c.kind == key.kind,
+    )
 
 
 def _run_row(row: sa.Row[Any]) -> RunRow:
@@ -399,6 +380,7 @@ def _run_row(row: sa.Row[Any]) -> RunRow:
         round=row.round,
         ended=row.ended,
         created=row.created,
+        multiples=msgspec.json.decode(row.multiples, type=dict[int, float]) if row.multiples else None,
     )
 
 
@@ -407,9 +389,11 @@ def _round_row(row: sa.Row[Any]) -> RoundRow:
         run=row.run,
         round=row.round,
         attempt=row.attempt,
+        kind=row.kind,
         status=row.status,
         wanted=row.wanted,
         selected=msgspec.json.decode(row.selected, type=list[str]),
+        chains=msgspec.json.decode(row.chains, type=list[list[str]]),
         exponents=msgspec.json.decode(row.exponents, type=dict[str, int]),
         model_before=row.model_before,
         model_after=row.model_after,

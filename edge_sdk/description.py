@@ -1,0 +1,125 @@
+"""What a device tells of its data without sending it, as far as its app consents. docs/privacy.md says what
+each of these leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors
+
+from edge_sdk.data import Dataset
+from edge_sdk.data.labels import histogram, labels_of
+from edge_sdk.errors import DataError, EdgeError, TensorError
+from edge_sdk.features import Describer
+from edge_sdk.manifest import Manifest
+from edge_sdk.protocol.messages import Fact, Task
+from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite, decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What an app lets leave the device, if a run needs it. Nothing by default.
+
+    Args:
+        histogram: how many examples of each class the device has.
+        descriptor: the hash of the images' mean feature.
+        feature: that mean feature itself.
+        statistics: count, mean and scatter of each class's features under the run's model.
+        withhold_below: a class with fewer examples is left out of histogram and statistics, as if there
+            were none. A mean of one example is that example's feature.
+    """
+
+    histogram: bool = False
+    descriptor: bool = False
+    feature: bool = False
+    statistics: bool = False
+    withhold_below: int = 5
+
+    def __post_init__(self) -> None:
+        if self.withhold_below < 0:
+            raise DataError(f"withhold_below is {self.withhold_below}: give a count of examples from 0")
+
+
+def refuse_unshared(task: Task, sharing: Sharing) -> None:
+    """Raise EdgeError if the app lets nothing of what ``task`` wants leave the device."""
+    wanted = task.wants if task.kind == "describe" else ("statistics",) if task.kind == "statistics" else ()
+    if wanted and not any(getattr(sharing, name) for name in wanted):
+        raise EdgeError(f"this device does not share its {' or '.join(wanted)}")
+
+
+def describe(
+    dataset: Dataset,
+    indices: Array,
+    trained: tuple[Dataset, Array],
+    manifest: Manifest,
+    wants: Iterable[Fact],
+    sharing: Sharing,
+    *,
+    open_describer: Callable[[], Describer],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Tensors:
+    """The facts of ``wants`` that are shared, as tensors by the facts' names: see :func:`description_specs`.
+
+    Args:
+        indices: the examples to describe.
+        trained: the data set and the indices that training uses, which the histogram is of. Copies do not
+            lift a class over ``withhold_below``.
+        open_describer: called only where images must be looked at.
+
+    Raises:
+        DataError: an example does not fit the model.
+        BundleError: the bundle holds no describe program.
+        Cancelled: ``cancelled()`` became true.
+    """
+    told: Tensors = {}
+    shared = [fact for fact in wants if getattr(sharing, fact)]
+    if "histogram" in shared:
+        own = histogram(
+            labels_of(dataset, indices, manifest.classes),
+            manifest.classes,
+            withhold_below=sharing.withhold_below,
+        )
+        counts = histogram(labels_of(*trained, manifest.classes), manifest.classes)
+        told["histogram"] = np.where(own > 0, counts, 0)
+    if {"descriptor", "feature"} & set(shared):
+        describer = open_describer()
+        mean = describer.mean_feature(dataset, indices, cancelled=cancelled)
+        if "feature" in shared:
+            told["feature"] = mean
+        if "descriptor" in shared:
+            told["descriptor"] = describer.hashing.lsh(mean)
+    return told
+
+
+def description_specs(wants: Iterable[Fact], manifest: Manifest) -> list[TensorSpec]:
+    """Tensors of a description: ``histogram`` int64 [classes], ``descriptor`` int64 [dims], ``feature``
+    float64 [features]."""
+    features = manifest.describe
+    shapes: dict[Fact, tuple[tuple[int, ...], str]] = {"histogram": ((manifest.classes,), "int64")}
+    if features is not None:
+        shapes["descriptor"] = ((features.dims,), "int64")
+        shapes["feature"] = ((features.feature_size,), "float64")
+    return [TensorSpec(fact, *shapes[fact]) for fact in wants if fact in shapes]
+
+
+def check_description(data: bytes, wants: Iterable[Fact], manifest: Manifest) -> Tensors:
+    """Decode a description, of which the device may leave facts out.
+
+    Raises:
+        TensorError: not the tensors that were wanted, none of them, a negative count, or values that are
+            not finite.
+    """
+    try:
+        names = {name for name, _ in safetensors.deserialize(data)}  # type: ignore[no-untyped-call]
+    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
+        raise TensorError(f"not a valid safetensors file: {error}") from None
+    specs = [spec for spec in description_specs(wants, manifest) if spec.name in names]
+    told = decode(data, specs)
+    if not told:
+        raise TensorError("the description is empty: decline where nothing is shared")
+    check_finite(told)
+    if "histogram" in told and (told["histogram"] < 0).any():
+        raise TensorError("the histogram holds a negative count")
+    return told

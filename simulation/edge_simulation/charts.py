@@ -33,6 +33,15 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class Point:
+    """One mark of a scatter plot, with its name."""
+
+    label: str
+    x: float
+    y: float
+
+
 def class_colour(index: int) -> str:
     """The colour of a class, ``#rrggbb``: ten chosen ones, then hues a golden angle apart."""
     if index < len(_CLASSES):
@@ -176,6 +185,122 @@ def stacked_bars(
     return _svg(width, height, title, described, parts)
 
 
+def heatmap(
+    values: Array,
+    row_names: Sequence[str],
+    column_names: Sequence[str],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    top: float | None = None,
+) -> str:
+    """A matrix as squares, the darker the larger, with the figures in them where there is room.
+
+    Args:
+        values: ``[rows, columns]``, at least 0; what is not finite is left blank.
+        row_names: one a row, from the top.
+        column_names: one a column.
+        title: read out and shown on hovering; the page gives the visible heading.
+        x_label: what columns are, under them.
+        y_label: what rows are, above them.
+        top: the value of the darkest square; the largest there is by default.
+    """
+    rows, columns = values.shape
+    left, above, width = 110, 24, 560
+    side = min(44.0, (width - left) / max(1, columns))
+    bottom = above + side * rows
+    finite = [float(value) for value in values.flat if math.isfinite(value)]
+    largest = max(finite, default=0.0) if top is None else top
+    parts = [f'<text x="0" y="14" fill="{MUTED}">{escape(y_label)}</text>']
+    for row in range(rows):
+        y = above + side * row
+        for column in range(columns):
+            x, value = left + side * column, float(values[row, column])
+            known = math.isfinite(value)
+            depth = min(max(value / largest, 0.0), 1.0) if known and largest > 0 else 0.0
+            figure = _short_number(value) if known else "not measured"
+            says = f"{row_names[row]}, {column_names[column]}: {figure}"
+            parts.append(
+                f'<g class="cell"><title>{escape(says)}</title><rect x="{x:.2f}" y="{y:.2f}" '
+                f'width="{side:.2f}" height="{side:.2f}" stroke="{RULE}" fill="{SERIES[1]}" '
+                f'fill-opacity="{depth:.3f}"/>'
+            )
+            if known and side >= 30:
+                parts.append(
+                    f'<text x="{x + side / 2:.1f}" y="{y + side / 2 + 4:.1f}" text-anchor="middle" '
+                    f'fill="{"#ffffff" if depth > 0.55 else INK}">{figure}</text>'
+                )
+            parts.append("</g>")
+    every = math.ceil(14 / side)
+    for row in range(0, rows, every):
+        parts.append(
+            f'<text x="{left - 8}" y="{above + side * (row + 0.5) + 4:.1f}" text-anchor="end" '
+            f'fill="{MUTED}">{escape(_short(row_names[row]))}</text>'
+        )
+    for column in range(columns if side >= 14 else 0):
+        x = left + side * (column + 0.5)
+        parts.append(
+            f'<text transform="translate({x + 4:.1f} {bottom + 8:.1f}) rotate(-90)" text-anchor="end" '
+            f'fill="{MUTED}">{escape(_short(column_names[column]))}</text>'
+        )
+    longest = max((len(_short(name)) for name in column_names), default=0) if side >= 14 else 0
+    height = math.ceil(bottom) + 7 * longest + 32
+    parts.append(f'<text x="{left}" y="{height - 6}" fill="{MUTED}">{escape(x_label)}</text>')
+    spread = f" from {_short_number(min(finite))} to {_short_number(max(finite))}" if finite else ""
+    described = f"{y_label} by {x_label}: {rows} by {columns} values{spread}."
+    return _svg(width, height, title, described, parts)
+
+
+def scatter(points: Sequence[Point], *, title: str, x_label: str, y_label: str) -> str:
+    """Marks over two axes, each with its name on hovering, and beside it where they are few.
+
+    Args:
+        points: the marks; those that are not finite are left out.
+        title: read out and shown on hovering; the page gives the visible heading.
+        x_label: what x is, under the axis.
+        y_label: what y is, above the axis.
+    """
+    width, height, left, right, top, bottom = 560, 300, 58, 78, 30, 40
+    shown = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y)]
+    x_ticks, y_ticks = _ticks([point.x for point in shown], 6), _ticks([point.y for point in shown], 5)
+
+    def across(x: float) -> float:
+        return left + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (width - left - right)
+
+    def down(y: float) -> float:
+        return height - bottom - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (height - top - bottom)
+
+    parts = [f'<text x="0" y="14" fill="{MUTED}">{escape(y_label)}</text>']
+    for tick in y_ticks:
+        parts.append(
+            f'<path d="M{left} {down(tick):.1f}H{width - right}" stroke="{RULE}"/><text x="{left - 8}" '
+            f'y="{down(tick) + 4:.1f}" text-anchor="end" fill="{MUTED}">{_number(tick)}</text>'
+        )
+    for tick in x_ticks:
+        parts.append(
+            f'<text x="{across(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle" '
+            f'fill="{MUTED}">{_number(tick)}</text>'
+        )
+    parts.append(
+        f'<text x="{(left + width - right) / 2}" y="{height - 4}" text-anchor="middle" '
+        f'fill="{MUTED}">{escape(x_label)}</text>'
+    )
+    for point in shown:
+        x, y = across(point.x), down(point.y)
+        says = f"{point.label}: {_number(point.x)}, {_number(point.y)}"
+        name = (
+            f'<text x="{x + 8:.1f}" y="{y + 4:.1f}" fill="{INK}">{escape(_short(point.label))}</text>'
+            if len(shown) <= 20
+            else ""
+        )
+        parts.append(
+            f'<g class="point"><title>{escape(says)}</title>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{SERIES[1]}"/>{name}</g>'
+        )
+    return _svg(width, height, title, f"{y_label} against {x_label}: {len(shown)} points.", parts)
+
+
 def _svg(width: int, height: int, title: str, description: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" {_FONT}>'
@@ -209,6 +334,10 @@ def _whole(ticks: Sequence[float], scale: int) -> bool:
 
 def _number(value: float) -> str:
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _short_number(value: float) -> str:
+    return f"{value:.2f}".removesuffix(".00") if abs(value) < 1000 else f"{value:.3g}"
 
 
 def _short(name: str) -> str:

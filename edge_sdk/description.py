@@ -52,11 +52,11 @@ def refuse_unshared(task: Task, sharing: Sharing) -> None:
 def describe(
     dataset: Dataset,
     indices: Array,
-    trained: tuple[Dataset, Array],
     manifest: Manifest,
     wants: Iterable[Fact],
     sharing: Sharing,
     *,
+    trained: tuple[Dataset, Array],
     open_describer: Callable[[], Describer],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Tensors:

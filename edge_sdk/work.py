@@ -204,10 +204,10 @@ class Worker:
         return describe(
             dataset,
             indices,
-            self._augment(task, dataset, indices),
             bundle.manifest,
             task.wants,
             self.sharing,
+            trained=self._augment(task, dataset, indices),
             open_describer=lambda: self.engine.open_describer(bundle),
             cancelled=cancelled,
         )

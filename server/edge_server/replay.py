@@ -47,7 +47,7 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
     if not run.config.keep_updates:
         raise RunError(f"run {run.id[:12]} did not keep its updates: serve with --keep-updates to replay")
     bundle = Bundle.read(store.blob(run.bundle))
-    config = {"nesterov": True, "beta2": 0.99, "tau": 1e-3} | msgspec.to_builtins(run.config)
+    config: dict[str, Any] = msgspec.to_builtins(run.config)
     at_rest = (np.zeros(()), np.full((), config["tau"] * config["tau"]))
     weights, moments = bundle.weights, dict.fromkeys(bundle.weights, at_rest)
     for row in store.rounds(run.id):

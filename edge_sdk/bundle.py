@@ -67,10 +67,10 @@ class Bundle:
         Args:
             manifest: its ``members`` are filled in here.
             weights: one array for each of the manifest's parameters.
-            programs: member path to bytes, as ``manifest.runtimes`` names them.
+            programs: member path to bytes, as ``manifest.runtimes`` and ``manifest.describe`` name them.
 
         Raises:
-            TensorError: the weights are not those that the manifest declares.
+            TensorError: the weights, or the tensors of the hash, are not those that the manifest declares.
             BundleError: a member's path is not allowed, or a named program is missing.
         """
         check(weights, manifest.specs)
@@ -169,6 +169,8 @@ def _verify(manifest: Manifest, members: Mapping[str, bytes]) -> None:
     if any(not _MEMBER_NAME.fullmatch(name) for name in members):
         raise BundleError("a member's path is not allowed: lower-case letters, digits, _ . - and / only")
     named = {getattr(p, method) for p in manifest.runtimes.values() for method in p.__struct_fields__}
+    if manifest.describe is not None:
+        named |= {manifest.describe.lsh, *manifest.describe.programs.values()}
     if missing := sorted((named | {WEIGHTS}) - members.keys()):
         raise BundleError(f"member {missing[0]} is missing")
     if manifest.members.keys() != members.keys() - {MANIFEST}:
@@ -176,6 +178,8 @@ def _verify(manifest: Manifest, members: Mapping[str, bytes]) -> None:
     for name, declared in manifest.members.items():
         if len(members[name]) != declared.size or sha256(members[name]) != declared.sha256:
             raise BundleError(f"member {name} is not the one that manifest.json describes (SHA-256 differs)")
+    if manifest.describe is not None:
+        decode(members[manifest.describe.lsh], manifest.describe.specs)
 
 
 def _zip(members: Mapping[str, bytes]) -> bytes:

@@ -14,6 +14,7 @@ SCHEMA = 1
 MAX_TENSORS = 10_000
 MAX_ELEMENTS = 1 << 31
 MAX_CLASSES = 1 << 20
+MAX_DIMS = 4096
 _DTYPES = ("float32", "int64")
 
 Rule: TypeAlias = Literal["mean", "statistic", "counter"]
@@ -79,6 +80,24 @@ class Programs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embed: str
 
 
+class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The frozen network whose mean feature, hashed to ``dims`` integers, describes a device's data.
+
+    ``lsh`` is the member that holds the hash's tensors, ``programs`` has the member of each runtime.
+    """
+
+    feature_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    dims: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMS)]
+    lsh: str
+    programs: dict[str, str]
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The tensors of the member ``lsh``."""
+        shapes = {"a": (self.dims, self.feature_size), "b": (self.dims,), "r": ()}
+        return [TensorSpec(name, shape, "float64") for name, shape in shapes.items()]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything about a bundle except the bytes of its members."""
 
@@ -94,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     noise: tuple[Noise, ...] = ()
     options: tuple[Option, ...] = ()
     runtimes: dict[str, Programs]
+    describe: Describe | None = None
     members: dict[str, Member] = {}
 
     @property
@@ -158,6 +178,8 @@ def _check_consistency(manifest: Manifest) -> None:
     linear = [(manifest.classes, manifest.feature_size), (manifest.classes,)]
     if not manifest.head or [shapes.get(name) for name in manifest.head] != linear[: len(manifest.head)]:
         raise BundleError("manifest.json names a head that is not linear from its features to its classes")
+    if manifest.describe is not None and not {*manifest.describe.programs} <= {*manifest.runtimes}:
+        raise BundleError("manifest.json gives a describe program for a runtime that it does not list")
     if 0 in manifest.input.shape:
         raise BundleError("manifest.json gives an input without pixels")
     channels = manifest.input.shape[0]

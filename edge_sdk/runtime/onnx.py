@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -129,17 +129,28 @@ class OnnxRuntime:
         return dict(zip(names, (np.array(v.numpy()) for v in binding.get_outputs()), strict=True))
 
     def _open(self, method: str) -> Any:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
         # The level above re-orders maps in memory for convolutions with constant weights. Ours are inputs,
         # so that it would re-order around poolings alone, which takes longer than the poolings.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        # Worker threads that spin after a run would burn a phone's battery between steps.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        program = self._bundle.program("onnx", method)
-        return ort.InferenceSession(program, options, providers=list(self._providers))
+        level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        return _session(self._bundle.program("onnx", method), level, self._threads, self._providers)
+
+
+def open_frozen(
+    program: bytes, *, threads: int = 0, providers: Sequence[str] | None = None
+) -> Callable[[Array], Array]:
+    """A program that holds its own weights (``describe``), as a function of ``x`` to its one output.
+
+    Raises:
+        RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
+    """
+    level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    session = _session(program, level, threads, _check_providers(providers))
+
+    def run(x: Array) -> Array:
+        output: Array = session.run(None, {"x": x})[0]
+        return output
+
+    return run
 
 
 class _Step:
@@ -187,6 +198,17 @@ class _Step:
         for name, value in values.items():
             if name in self._inputs:
                 self._binding.bind_ortvalue_input(name, value)
+
+
+def _session(program: bytes, level: Any, threads: int, providers: Sequence[str]) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = level
+    # Worker threads that spin after a run would burn a phone's battery between steps.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return ort.InferenceSession(program, options, providers=list(providers))
 
 
 def _value(array: Array) -> Any:

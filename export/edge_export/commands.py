@@ -19,6 +19,8 @@ from edge_sdk.manifest import Option
 if TYPE_CHECKING:
     from torch import nn
 
+    from edge_export.describe import DescriberSettings
+
 _EXTRA = "pip install 'edge-sdk-fl[export]'"
 RUNTIMES = ("onnx",)
 
@@ -40,6 +42,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--options", default="", metavar="a,b", help="of momentum, proximal, clipping: what devices may use"
     )
+    parser.add_argument("--describe", action="store_true", help="let devices be grouped by their data")
+    parser.add_argument(
+        "--describe-weights", metavar="PATH", help="of MobileNetV2 (default: torchvision's, from its site)"
+    )
+    parser.add_argument("--describe-dims", type=int, metavar="N", help="integers a descriptor (default: 32)")
+    parser.add_argument("--describe-size", type=int, metavar="PX", help="pixels a side (default: 96)")
+    parser.add_argument("--lsh-width", type=float, metavar="R", help="of the hash's buckets (default: 3.0)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
 
 
@@ -77,6 +86,8 @@ def _write_bundle(options: argparse.Namespace) -> None:
 
     from edge_export.bundle import export_bundle
 
+    describe = _describer(options)
+
     model = _load_model(options.model)
     if options.weights is not None:
         _load_weights(model, options.weights)
@@ -89,9 +100,25 @@ def _write_bundle(options: argparse.Namespace) -> None:
         mean=mean,
         std=std,
         options=cast(list[Option], [option for option in options.options.split(",") if option]),
+        describe=describe,
     )
     bundle.write(options.output)
     print(f"{options.output}: {bundle.manifest.name}, {len(bundle.data)} bytes, sha256 {bundle.sha256}")
+
+
+def _describer(options: argparse.Namespace) -> DescriberSettings | None:
+    from edge_export.describe import DescriberSettings
+
+    given = {
+        "weights": options.describe_weights,
+        "dims": options.describe_dims,
+        "size": options.describe_size,
+        "width": options.lsh_width,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not options.describe:
+        raise EdgeError("--describe-weights, -dims, -size and --lsh-width need --describe")
+    return DescriberSettings(**given) if options.describe else None
 
 
 def _load_model(target: str) -> nn.Module:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from edge_sdk.bundle import Bundle
     from edge_sdk.client import EdgeClient, Visit
     from edge_sdk.data import ArrayDataset
+    from edge_sdk.description import Sharing
     from edge_sdk.errors import (
         BrokerError,
         BundleError,
@@ -41,6 +42,7 @@ __all__ = [
     "RefusedError",
     "RunError",
     "RuntimeUnavailableError",
+    "Sharing",
     "TensorError",
     "Visit",
     "__version__",
@@ -50,6 +52,7 @@ _HOMES = {
     "bundle": ("Bundle",),
     "client": ("EdgeClient", "Visit"),
     "data": ("ArrayDataset",),
+    "description": ("Sharing",),
     "training": ("Progress",),
     "transport": ("Credentials",),
     "work": ("Engine",),

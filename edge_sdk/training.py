@@ -11,7 +11,6 @@ import numpy as np
 from edge_sdk.data import Dataset, batches, prepare
 from edge_sdk.errors import DataError
 from edge_sdk.manifest import Manifest
-from edge_sdk.protocol.messages import Task, number
 from edge_sdk.runtime import Optimiser, Runtime, Sums
 from edge_sdk.tensors import Array
 
@@ -37,22 +36,6 @@ class LocalTraining:
     batch_size: int
     optimiser: Optimiser
     seed: int
-
-
-def settings_of(task: Task) -> LocalTraining:
-    """How ``task`` wants a device to train; ProtocolError for a number out of float64's range."""
-    return LocalTraining(
-        epochs=task.epochs,
-        batch_size=task.batch_size,
-        optimiser=Optimiser(
-            lr=number(task.lr),
-            weight_decay=number(task.weight_decay),
-            momentum=number(task.momentum),
-            proximal=number(task.proximal),
-            clip_norm=number(task.clip_norm),
-        ),
-        seed=task.seed,
-    )
 
 
 @dataclass(frozen=True, slots=True)

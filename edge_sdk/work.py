@@ -19,7 +19,7 @@ from edge_sdk.link import Link
 from edge_sdk.manifest import MAX_CLASSES, Manifest
 from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Offer, Receipt, Ref, Report, Taken, Task, key_of, number, to_number
-from edge_sdk.runtime import Runtime, open_runtime
+from edge_sdk.runtime import Optimiser, Runtime, open_runtime
 from edge_sdk.statistics import class_statistics
 from edge_sdk.tensors import Array, Tensors, decode, encode
 from edge_sdk.workspace import Newest, Workspace
@@ -170,7 +170,7 @@ class Worker:
             manifest,
             dataset,
             indices,
-            training.settings_of(task),
+            settings_of(task),
             on_progress=self.on_progress,
             cancelled=cancelled,
         )
@@ -276,3 +276,19 @@ def _finite(loss: float) -> str:
         return to_number(loss)
     except ValueError:
         raise TensorError("the model's loss on this device's data is not finite: it has diverged") from None
+
+
+def settings_of(task: Task) -> training.LocalTraining:
+    """How ``task`` wants a device to train; ProtocolError for a number out of float64's range."""
+    return training.LocalTraining(
+        epochs=task.epochs,
+        batch_size=task.batch_size,
+        optimiser=Optimiser(
+            lr=number(task.lr),
+            weight_decay=number(task.weight_decay),
+            momentum=number(task.momentum),
+            proximal=number(task.proximal),
+            clip_norm=number(task.clip_norm),
+        ),
+        seed=task.seed,
+    )

@@ -52,7 +52,8 @@ def start_four(fleet, folder=""):
 def trained_alone(bundle, data, task, weights):
     """What a device makes of ``weights`` under ``task``, without any fleet."""
     from edge_sdk.runtime import open_runtime
-    from edge_sdk.training import settings_of, train
+    from edge_sdk.training import train
+    from edge_sdk.work import settings_of
 
     runtime = open_runtime(bundle, threads=1)
     runtime.set_weights(weights)

@@ -97,9 +97,17 @@ def test_a_round_is_the_mean_in_python_integers_of_the_devices_own_updates(fleet
             assert found[index] == expected, (name, index)
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm"])
-def test_a_replay_gives_the_runs_bits(fleet, norm, strategy):
-    _, server = fleet.serve(norm, rounds=4, participants=2, min_devices=3, strategy=strategy, server_lr=0.7)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "fedavg"},
+        {"strategy": "fedavgm"},
+        {"strategy": "fedavgm", "nesterov": False},
+        {"strategy": "fedadam", "beta2": 0.9},
+    ],
+)
+def test_a_replay_gives_the_runs_bits(fleet, norm, settings):
+    _, server = fleet.serve(norm, rounds=4, participants=2, min_devices=3, server_lr=0.7, **settings)
     for number_ in range(3):
         fleet.device(f"d{number_}", quadrants(10 + number_, seed=number_))
     outcome = server.result()

@@ -13,7 +13,7 @@ def test_the_public_names_are_these():
     assert edge_sdk.__all__ == [
         "ArrayDataset", "BrokerError", "Bundle", "BundleError", "Credentials", "DataError", "EdgeClient",
         "EdgeError", "Engine", "Progress", "ProtocolError", "RefusedError", "RunError",
-        "RuntimeUnavailableError", "TensorError", "Visit", "__version__",
+        "RuntimeUnavailableError", "Sharing", "TensorError", "Visit", "__version__",
     ]  # fmt: skip
     assert edge_server.__all__ == ["Evaluation", "Outcome", "RoundResult", "RunConfig", "Server"]
     assert edge_export.__all__ == ["ExportError", "export_bundle", "inference_onnx"]

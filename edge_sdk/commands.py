@@ -17,6 +17,7 @@ from edge_sdk.client import EdgeClient
 from edge_sdk.data import load
 from edge_sdk.description import Sharing
 from edge_sdk.errors import BrokerError
+from edge_sdk.manifest import Input
 from edge_sdk.protocol import check_id
 from edge_sdk.transport import Credentials
 from edge_sdk.work import Engine
@@ -166,6 +167,7 @@ def _run_inspect(options: argparse.Namespace) -> int:
         ("task", f"{manifest.task}, {manifest.classes} classes"),
         ("input", f"{channels}x{height}x{width} float32"),
         ("normalised by", f"mean {_listed(manifest.input.mean)}, deviation {_listed(manifest.input.std)}"),
+        ("pipeline", _described(manifest.input)),
         ("class names", _listed(manifest.class_names) or "none"),
         ("features", str(manifest.feature_size)),
         ("head", ", ".join(manifest.head)),
@@ -182,6 +184,17 @@ def _run_inspect(options: argparse.Namespace) -> int:
     members = [(name, f"{m.size:,}", m.sha256[:16]) for name, m in sorted(manifest.members.items())]
     _table([("member", "bytes", "sha256"), *members])
     return 0
+
+
+def _described(input: Input) -> str:
+    if input.pipeline is None:
+        return "none"
+    steps = {
+        "crop from {}x{}".format(*input.pipeline.size): input.image_shape != input.shape,
+        "flip": input.pipeline.flip,
+        "standardise": input.pipeline.standardise,
+    }
+    return ", ".join(step for step, taken in steps.items() if taken) or "none"
 
 
 def _listed(values: Iterable[object]) -> str:

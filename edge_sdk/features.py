@@ -164,8 +164,8 @@ def open_describer(
 
     network = open_frozen(bundle.member(describe.programs[name]), threads=threads, providers=providers)
     channels = bundle.manifest.input.shape[0]
-    # The network normalises by itself: it gets images in [0, 1].
-    images = Input(bundle.manifest.input.shape, (0.0,) * channels, (1.0,) * channels)
+    # The network normalises by itself: it gets whole images, in [0, 1].
+    images = Input(bundle.manifest.input.image_shape, (0.0,) * channels, (1.0,) * channels)
     return Describer(Hashing.of(bundle), network, images, bundle.manifest.classes)
 
 

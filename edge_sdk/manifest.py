@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -46,15 +47,37 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return TensorSpec(self.name, self.shape, self.dtype)
 
 
-class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an image goes through before it enters the model, as in TensorFlow's CIFAR tutorial.
+
+    Args:
+        size: height and width of the data set's images. The model's own are cut out of them: anywhere in
+            training, from the middle otherwise.
+        flip: mirror every second image, by chance, in training.
+        standardise: take its mean off each image, and divide by its deviation, last of all.
+    """
+
+    size: tuple[Size, Size]
+    flip: bool = False
+    standardise: bool = False
+
+
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The model's input: one float32 image ``[channels, height, width]``.
 
-    An unsigned-byte image is scaled to [0, 1] first; then ``(x - mean) / std`` a channel.
+    An unsigned-byte image is scaled to [0, 1] first; then ``(x - mean) / std`` a channel; then the rest of
+    the pipeline, where there is one.
     """
 
     shape: tuple[Size, Size, Size]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    pipeline: Pipeline | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """``[channels, height, width]`` of the data set's images."""
+        return self.shape if self.pipeline is None else (self.shape[0], *self.pipeline.size)
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -180,8 +203,7 @@ def _check_consistency(manifest: Manifest) -> None:
         raise BundleError("manifest.json names a head that is not linear from its features to its classes")
     if manifest.describe is not None and not {*manifest.describe.programs} <= {*manifest.runtimes}:
         raise BundleError("manifest.json gives a describe program for a runtime that it does not list")
-    if 0 in manifest.input.shape:
-        raise BundleError("manifest.json gives an input without pixels")
+    _check_size(manifest.input)
     channels = manifest.input.shape[0]
     if len(manifest.input.mean) != channels or len(manifest.input.std) != channels:
         raise BundleError(f"manifest.json must give mean and std for {channels} channels")
@@ -191,3 +213,13 @@ def _check_consistency(manifest: Manifest) -> None:
         raise BundleError(f"manifest.json names {len(manifest.class_names)} of {manifest.classes} classes")
     if [noise.name for noise in manifest.noise] != [f"noise{i}" for i in range(len(manifest.noise))]:
         raise BundleError("manifest.json must name its noise inputs noise0, noise1, … in order")
+
+
+def _check_size(input: Input) -> None:
+    if 0 in input.shape:
+        raise BundleError("manifest.json gives an input without pixels")
+    (_, *crop), (_, *size) = input.shape, input.image_shape
+    if any(whole < part for whole, part in zip(size, crop, strict=True)):
+        raise BundleError(f"manifest.json cuts {crop} pixels out of images of {size}")
+    if math.prod(input.image_shape) > MAX_ELEMENTS:
+        raise BundleError(f"manifest.json gives images of {list(input.image_shape)}, over the limit")

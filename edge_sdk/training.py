@@ -29,7 +29,7 @@ class LocalTraining:
         epochs: passes over the device's data.
         batch_size: examples in a step; the last batch of an epoch may be smaller.
         optimiser: of each step.
-        seed: of the shuffles and the dropout noise; the same seed gives the same update.
+        seed: of the shuffles, crops, flips and dropout noise; the same seed gives the same update.
     """
 
     epochs: int
@@ -70,13 +70,15 @@ def train(
     if count == 0:
         raise DataError("the data set holds no example to train on")
     noise_rng = np.random.default_rng([settings.seed, 1])
+    # No epoch's shuffle, which [seed, epoch] seeds, begins like this.
+    crop_rng = np.random.default_rng([settings.seed, 0, 1])
     steps = settings.epochs * -(-count // settings.batch_size)
     totals = Sums(0.0, 0, 0)
     plan = batches(count, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
     for step, batch in enumerate(plan, start=1):
         if cancelled():
             raise Cancelled
-        x, y = prepare(dataset, indices[batch], manifest.input, manifest.classes)
+        x, y = prepare(dataset, indices[batch], manifest.input, manifest.classes, rng=crop_rng)
         noise = [noise_rng.random((len(y), *n.shape), np.float32) for n in manifest.noise]
         totals += runtime.train_step(x, y, np.ones(len(y), np.float32), settings.optimiser, noise)
         if on_progress is not None:

@@ -27,8 +27,8 @@ def load(path: str | os.PathLike[str], *, split: str = "train", input: Input | N
         path: a file or a folder.
         split: ``train`` or ``test``, of a layout that holds both. A ``.npz``, and image folders without
             ``train/`` and ``test/`` above them, have one part, which is what the caller takes it for.
-        input: the model's input: image files are resized and converted to fit it. Without it they come as
-            they are, in RGB.
+        input: the model's input: image files are resized and converted to the images that it takes.
+            Without it they come as they are, in RGB.
 
     Raises:
         DataError: nothing there, none of the layouts, no such split, or a damaged file.
@@ -62,5 +62,5 @@ def _images(folder: Path, input: Input | None) -> Dataset:
         raise DataError(f"{folder}: no such folder; it should hold one sub-folder of images a class")
     if input is None:
         return ImageFolder.scan(folder)
-    channels, height, width = input.shape
+    channels, height, width = input.image_shape
     return ImageFolder.scan(folder, channels=channels, size=(height, width))

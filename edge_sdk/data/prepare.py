@@ -9,23 +9,33 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.data.dataset import ArrayDataset, Dataset
+from edge_sdk.data.pipeline import apply_pipeline
 from edge_sdk.errors import DataError
 from edge_sdk.manifest import Input
 from edge_sdk.tensors import Array
 
 
-def prepare(dataset: Dataset, indices: Array, input: Input, classes: int) -> tuple[Array, Array]:
+def prepare(
+    dataset: Dataset,
+    indices: Array,
+    input: Input,
+    classes: int,
+    *,
+    rng: np.random.Generator | None = None,
+) -> tuple[Array, Array]:
     """Read examples, check them against the model and normalise them.
 
     An image is ``[H, W]`` (one channel), ``[H, W, C]``, or ``[C, H, W]`` where only that fits: an array, a
     Pillow image or nested lists. Integer pixels must lie in 0 to 255 and are divided by 255; floats are
-    taken as they are. Then ``(x - mean) / std`` for each channel.
+    taken as they are. Then ``(x - mean) / std`` for each channel. Where the input has a pipeline, the model's
+    ``[H, W]`` is cut out of the image, mirrored and standardised as that says.
 
     Args:
         dataset: where the examples come from.
         indices: which of them, int ``[n]``.
         input: the model's input, from the bundle's manifest.
         classes: count of classes; labels are 0 to ``classes`` - 1.
+        rng: of the crops and flips of training; None cuts out the middle and mirrors nothing.
 
     Returns:
         Images float32 ``[n, C, H, W]`` and labels int64 ``[n]``.
@@ -54,6 +64,8 @@ def prepare(dataset: Dataset, indices: Array, input: Input, classes: int) -> tup
     finite = np.isfinite(images).all(axis=(1, 2, 3))
     if not finite.all():
         raise DataError(f"example {chosen[np.argmin(finite)]}: its image holds NaN or infinite pixels")
+    if input.pipeline is not None:
+        images = apply_pipeline(images, input.pipeline, input.shape[1:], rng)
     return images, labels
 
 
@@ -101,7 +113,7 @@ def _from_arrays(dataset: ArrayDataset, chosen: Array, input: Input) -> tuple[Ar
 
 
 def _one_by_one(dataset: Dataset, chosen: Array, input: Input) -> tuple[Array, Array]:
-    images = np.empty((len(chosen), *input.shape), np.float32)
+    images = np.empty((len(chosen), *input.image_shape), np.float32)
     labels = np.empty(len(chosen), np.int64)
     for row, index in enumerate(chosen.tolist()):
         example: Any = dataset[index]
@@ -138,7 +150,7 @@ def _pixels(image: Any, index: int) -> Array:
 
 def _axes(shape: tuple[int, ...], input: Input, index: int) -> tuple[int, int, int] | None:
     """The transposition to channels first; None where the channel axis is still to be added."""
-    channels, height, width = input.shape
+    channels, height, width = input.image_shape
     if shape == (height, width) and channels == 1:
         return None
     if shape == (height, width, channels):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import RunError, TensorError
+from edge_sdk.errors import EdgeError, RunError
 from edge_sdk.tensors import Array, Tensors
 from edge_sdk.tensors import encode as encode_tensors
 from edge_sdk.transport import Transport
@@ -397,7 +397,7 @@ class Coordinator:
         assert self._statistics is not None
         try:
             weights = self._calibrating.result()
-        except TensorError as error:
+        except EdgeError as error:
             self._stay_uncalibrated(str(error))
             return
         self._seconds = now - self._statistics.began

@@ -92,7 +92,7 @@ def calibrated(store: Store, row: RoundRow, bundle: Bundle, weights: Tensors, co
     """The weights with the classifier that the accepted statistics of ``row`` lead to.
 
     Raises:
-        TensorError: no class has enough examples.
+        RunError: no device told of any class.
     """
     from edge_server.calibration import Settings, calibrate
 

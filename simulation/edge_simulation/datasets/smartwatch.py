@@ -39,7 +39,7 @@ def smartwatch() -> TrainTest:
         raise DataError(
             f"smartwatch comes with seglearn: pip install 'edge-sdk-fl[smartwatch]' ({error})"
         ) from None
-    watch = load_watch()
+    watch = load_watch()  # type: ignore[no-untyped-call]
     recordings = [np.asarray(recording, np.float64) for recording in watch["X"]]
     cuts = [round(len(recording) * (1 - TEST_FRACTION)) for recording in recordings]
     before = np.concatenate([recording[:cut] for recording, cut in zip(recordings, cuts, strict=True)])

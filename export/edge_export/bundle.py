@@ -87,6 +87,7 @@ def export_bundle(
         raise ExportError(f"there is no option {unknown[0]!r}: take of {', '.join(get_args(Option))}")
     options = tuple(option for option in get_args(Option) if option in options)
 
+    described, describer = (None, {}) if describe is None else describe_members(describe, shape)
     members = {
         ONNX.train: _lower(classifier, lambda classifier: programs.train(classifier, options)),
         ONNX.evaluate: _lower(classifier, programs.evaluate),
@@ -94,10 +95,6 @@ def export_bundle(
         ONNX.embed: _lower(classifier, programs.embed),
     }
     verify_train(classifier, members[ONNX.train], seed, options)
-    described = None
-    if describe is not None:
-        described, more = describe_members(describe, shape)
-        members |= more
     manifest = Manifest(
         name=name if name is not None else type(model).__name__,
         input=normalisation,
@@ -112,7 +109,7 @@ def export_bundle(
         describe=described,
     )
     weights = {name: tensor.numpy() for name, tensor in classifier.state.items()}
-    return Bundle.build(manifest, weights, members)
+    return Bundle.build(manifest, weights, members | describer)
 
 
 def _lower(classifier: Classifier, make: Callable[[Classifier], programs.Program]) -> bytes:

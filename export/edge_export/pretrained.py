@@ -29,7 +29,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SYMMETRIC = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and deviation a channel of images in [0, 1]; the second is Keras's x / 127.5 - 1 on bytes."""
 
-_SILENCE, _PATIENCE = 5.0, 120.0
+_PATIENCE = 120.0
 _MAX_BYTES = 64 << 20
 
 
@@ -49,7 +49,11 @@ class Pretrained:
 
 
 def mobilenet_v2(
-    weights: str | os.PathLike[str] | None = None, *, url: str = PUBLISHED, seed: int = 0
+    weights: str | os.PathLike[str] | None = None,
+    *,
+    url: str = PUBLISHED,
+    timeout: float = 5.0,
+    seed: int = 0,
 ) -> Pretrained:
     """MobileNetV2 at width 1 with the best weights at hand.
 
@@ -60,6 +64,7 @@ def mobilenet_v2(
             file says ``x/127.5-1``. None takes what torchvision publishes, from PyTorch's cache if it is
             there.
         url: of the published file; the SHA-256 of its content begins as its name ends.
+        timeout: seconds that its site may be silent; the whole transfer may take two minutes.
         seed: of the random weights, where the published ones cannot be had.
 
     Raises:
@@ -71,7 +76,7 @@ def mobilenet_v2(
     if weights is not None:
         return _read(Path(weights))
     try:
-        return _read(_published(url))
+        return _read(_published(url, timeout))
     except (OSError, http.client.HTTPException, ValueError, ExportError) as error:
         warnings.warn(
             f"MobileNetV2 has RANDOM weights, which tell devices apart far worse: those of {url} cannot be "
@@ -143,7 +148,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
 
 
-def _published(url: str) -> Path:
+def _published(url: str, timeout: float) -> Path:
     """The file at ``url`` in PyTorch's cache, fetched if it is not there."""
     name = url.rsplit("/", 1)[-1]
     digest = re.search(r"-([0-9a-f]{8,64})\.\w+$", name)
@@ -152,17 +157,17 @@ def _published(url: str) -> Path:
     path = Path(torch.hub.get_dir()) / "checkpoints" / name
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest().startswith(digest[1]):
         return path
-    data = _fetched(url)
+    data = _fetched(url, timeout)
     if not hashlib.sha256(data).hexdigest().startswith(digest[1]):
         raise ValueError("its SHA-256 is another: the transfer was damaged")
     write_atomically(path, data)
     return path
 
 
-def _fetched(url: str) -> bytes:
+def _fetched(url: str, timeout: float) -> bytes:
     deadline = time.monotonic() + _PATIENCE
     data = bytearray()
-    with urllib.request.urlopen(url, timeout=_SILENCE) as response:
+    with urllib.request.urlopen(url, timeout=timeout) as response:
         while chunk := response.read1(1 << 16):
             data += chunk
             if len(data) > _MAX_BYTES or time.monotonic() > deadline:

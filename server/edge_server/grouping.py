@@ -34,8 +34,8 @@ def group(descriptors: Mapping[str, Array], *, groups: int, seed: int) -> dict[s
         RunError: ``groups`` or ``seed`` out of range, or scikit-learn is not installed.
         TensorError: a device's descriptor has another shape than the first one's, or is not finite.
     """
-    if groups < 1 or not 0 <= seed < 1 << 32:
-        raise RunError(f"cannot make {groups} groups with seed {seed}: at least 1, and a seed of 32 bits")
+    if groups < 1 or seed < 0:
+        raise RunError(f"cannot make {groups} groups with seed {seed}: at least 1 group, and a seed from 0")
     if not descriptors:
         return {}
     ids = sorted(descriptors)
@@ -70,8 +70,9 @@ def _k_means(rows: Array, groups: int, seed: int) -> Array:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ImportError:
         raise RunError("grouping needs scikit-learn: pip install scikit-learn") from None
+    start = int(np.random.default_rng(seed).integers(1 << 32))  # scikit-learn takes 32 bits
     # Threads add up a centre's rows in the order in which they finish.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        labels: Array = k_means(rows, groups, n_init=_STARTS, random_state=seed)[1]
+        labels: Array = k_means(rows, groups, n_init=_STARTS, random_state=start)[1]
     return labels

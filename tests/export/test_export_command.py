@@ -9,8 +9,9 @@ import pytest
 import safetensors.torch
 from torch_oracle import Run
 
-from edge_export.models import DigitsCNN
+from edge_export.models import DigitsCNN, MobileNetV2
 from edge_sdk.bundle import Bundle
+from edge_sdk.features import Hashing
 
 MODULE = """
 from edge_export.models import DigitsCNN
@@ -50,6 +51,18 @@ def test_it_exports_a_module_of_the_current_folder_with_weights_and_then_plain_o
     assert (tmp_path / "m.onnx").stat().st_size > 0
 
 
+def test_it_exports_a_describer_as_asked_for(tmp_path):
+    state = {name: tensor for name, tensor in MobileNetV2().state_dict().items() if "features" in name}
+    safetensors.torch.save_file(state, tmp_path / "v2.safetensors")
+    describer = ("--describe", "--describe-weights", "v2.safetensors", "--describe-dims", "5")
+    sizes = ("--describe-size", "32", "--lsh-width", "1.5")
+    made = export(tmp_path, "my_net:DigitsCNN", *SHAPE, *describer, *sizes, "-o", "m.edge")
+    assert (made.returncode, "Warning" in made.stderr) == (0, False), made.stderr
+    bundle = Bundle.read(tmp_path / "m.edge")
+    assert bundle.manifest.describe.dims == 5
+    assert Hashing.of(bundle).r == 1.5
+
+
 SHAPE = ["--input", "1x8x8", "--classes", "10"]
 
 
@@ -66,6 +79,7 @@ SHAPE = ["--input", "1x8x8", "--classes", "10"]
         (["my_net:DigitsCNN", *SHAPE, "--runtime", "onnx,executorch"], "this version exports onnx only"),
         (["my_net:DigitsCNN", *SHAPE, "--weights", "none.safetensors"], "cannot be read as safetensors"),
         (["my_net:DigitsCNN", *SHAPE, "--mean", "a"], "is not numbers"),
+        (["my_net:DigitsCNN", *SHAPE, "--lsh-width", "2"], "--lsh-width need --describe"),
         ([], "give either MODULE:CALLABLE or --inference"),
         (["--inference", "none.edge"], "none.edge: cannot be read"),
     ],

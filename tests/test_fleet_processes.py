@@ -8,6 +8,9 @@ from processes import Machine
 from quadrants import quadrants
 from waiting import until
 
+from edge_export import export_bundle
+from edge_export.describe import DescriberSettings
+from edge_export.pretrained import random_mobilenet_v2
 from edge_sdk import Bundle
 from edge_sdk.data import save_npz
 from edge_sdk.errors import RunError
@@ -42,6 +45,30 @@ def rounds_of(machine):
         return [row for run in store.runs() for row in store.rounds(run.id)]
     finally:
         store.close()
+
+
+def test_the_whole_stack_over_mosquitto_ends_calibrated_and_its_replay_has_the_same_bits(machine, norm_model):
+    settings = DescriberSettings(weights=random_mobilenet_v2(width=0.25), size=32, dims=16)
+    export_bundle(norm_model, (1, 8, 8), describe=settings).write(machine.folder / "model.edge")
+    everything = quadrants(400, seed=5)
+    for number in range(4):
+        of_class = np.flatnonzero(everything.labels == number)[: 12 + 6 * number]
+        save_npz(machine.folder / f"class-{number}.npz", everything.take(of_class))
+    save_npz(machine.folder / "test.npz", quadrants(100, seed=9))
+    server = machine.serve(
+        *("--rounds", 2, "--participants", 4, "--selection", "grouped", "--chain", 2),
+        *("--augmentation", 0.67, "--strategy", "fedavgm", "--calibration", "ccvr"),
+        *("--eval-data", "test.npz", "--keep-updates", *LONG),
+    )
+    share = ("--share", "histogram,descriptor,statistics", "--withhold-below", 0)
+    devices = [machine.device(f"d{n}", *share, data=f"class-{n}.npz") for n in range(4)]
+    assert server.wait(120) == 0, server.err
+    assert [device.wait() for device in devices] == [0] * 4
+    assert [line.split()[0] for line in server.out] == ["round", "round", "calibrated", "wrote"]
+    kinds = [(row.kind, len(row.chains)) for row in rounds_of(machine)]
+    assert kinds == [("train", 2), ("train", 2), ("statistics", 0)]
+    replayed = machine.run("replay", "--work-dir", "server")
+    assert replayed.wait() == 0, replayed.out
 
 
 def updates_of(machine, row):

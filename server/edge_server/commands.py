@@ -141,9 +141,11 @@ def format_round(result: RoundResult, rounds: int) -> str:
     figures = ""
     if result.accuracy is not None and result.loss is not None:
         figures = f"accuracy {100 * result.accuracy:5.2f} %  loss {result.loss:.3f}  "
+    which = "calibrated" if result.calibrated else f"round {result.round:>{len(str(rounds))}}/{rounds}"
+    chains = f" in {result.chains} chain{'s' * (result.chains != 1)}" if result.chains else ""
     return (
-        f"round {result.round:>{len(str(rounds))}}/{rounds}  {figures}"
-        f"{result.participants} device{'s' * (result.participants != 1)}  "
+        f"{which}  {figures}"
+        f"{result.participants} device{'s' * (result.participants != 1)}{chains}  "
         f"↑{result.bytes_up / 1024:.0f} ↓{result.bytes_down / 1024:.0f} KB  {result.seconds:.1f} s"
     )
 

@@ -27,6 +27,8 @@ class DeviceProcesses:
         fleet: the fleet's name.
         folder: for data, work folders and logs.
         runtime: of the devices.
+        share: what else than updates may leave them, as ``edge-sdk device --share`` takes it; every class
+            counts, however few examples it has.
         python: the interpreter to start them with; another environment needs only ``edge-sdk-fl[onnx]``.
     """
 
@@ -39,6 +41,7 @@ class DeviceProcesses:
         fleet: str,
         folder: Path,
         runtime: str = "onnx",
+        share: Sequence[str] = (),
         python: str = sys.executable,
     ) -> None:
         self._shares = dict(zip(names, shares, strict=True))
@@ -46,6 +49,7 @@ class DeviceProcesses:
         self._fleet = fleet
         self._folder = folder
         self._runtime = runtime
+        self._share = ["--share", ",".join(share), "--withhold-below", "0"] if share else []
         self._python = python
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -69,7 +73,7 @@ class DeviceProcesses:
             save_npz(data, self._shares[name])
         arguments = ["device", "--broker", self._broker, "--fleet", self._fleet, "--id", name]
         arguments += ["--data", str(data), "--work-dir", str(folder / "work")]
-        arguments += ["--threads", "1", "--runtime", self._runtime]
+        arguments += ["--threads", "1", "--runtime", self._runtime, *self._share]
         with (folder / "log").open("ab") as log:
             # One thread for NumPy too: the devices share the machine's cores.
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

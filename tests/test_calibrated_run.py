@@ -64,7 +64,7 @@ def test_the_new_classifier_is_that_of_the_devices_own_statistics(fleet, norm, c
         class_statistics(runtime, norm.manifest, data_of(name), np.arange(30), covariance=covariance)
         for name in NAMES
     ]
-    settings = Settings(per_class=200, epochs=10, lr=0.01)
+    settings = Settings(per_class=200)
     expected = calibrate(last, norm.manifest, reports, covariance=covariance, settings=settings)
     assert_equal(calibrated, expected)
     for name in calibrated:

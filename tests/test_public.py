@@ -16,11 +16,13 @@ def test_the_public_names_are_these():
         "RuntimeUnavailableError", "Sharing", "TensorError", "Visit", "__version__",
     ]  # fmt: skip
     assert edge_server.__all__ == ["Evaluation", "Outcome", "RoundResult", "RunConfig", "Server"]
-    assert edge_export.__all__ == ["ExportError", "export_bundle", "inference_onnx"]
+    assert edge_export.__all__ == ["DescriberSettings", "ExportError", "export_bundle", "inference_onnx"]
     assert edge_simulation.__all__ == [
-        "EmbeddedBroker", "MosquittoBroker", "Partition", "Report", "RunResult", "TrainTest", "balanced",
+        "EmbeddedBroker", "MosquittoBroker", "Partition", "Report", "RunResult", "Simulated", "TrainTest",
+        "balanced",
         "client_imbalanced", "dirichlet_hsu", "dirichlet_per_class", "iid", "load_train_test", "long_tail",
-        "natural", "plot_histogram", "quantity_skew", "shards", "summary", "write_report",
+        "natural", "plot_histogram", "quantity_skew", "shards", "simulate", "summary",
+        "write_report",
     ]  # fmt: skip
     for package in (edge_sdk, edge_server, edge_export, edge_simulation):
         for name in package.__all__:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_export.bundle import export_bundle
+    from edge_export.describe import DescriberSettings
     from edge_export.errors import ExportError
     from edge_export.inference import inference_onnx
 
-__all__ = ["ExportError", "export_bundle", "inference_onnx"]
+__all__ = ["DescriberSettings", "ExportError", "export_bundle", "inference_onnx"]
 
 _HOME = {
+    "DescriberSettings": "edge_export.describe",
     "ExportError": "edge_export.errors",
     "export_bundle": "edge_export.bundle",
     "inference_onnx": "edge_export.inference",

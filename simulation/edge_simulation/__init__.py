@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_simulation.broker import EmbeddedBroker, MosquittoBroker
     from edge_simulation.datasets import TrainTest, load_train_test
+    from edge_simulation.engine import Simulated, simulate
     from edge_simulation.partition import (
         Partition,
         balanced,
@@ -29,6 +30,7 @@ __all__ = [
     "Partition",
     "Report",
     "RunResult",
+    "Simulated",
     "TrainTest",
     "balanced",
     "client_imbalanced",
@@ -41,6 +43,7 @@ __all__ = [
     "plot_histogram",
     "quantity_skew",
     "shards",
+    "simulate",
     "summary",
     "write_report",
 ]
@@ -61,6 +64,7 @@ _NAMES = {
         "quantity_skew",
         "shards",
     ),
+    "engine": ("Simulated", "simulate"),
     "report": ("Report", "RunResult", "summary", "write_report"),
 }
 

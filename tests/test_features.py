@@ -39,12 +39,14 @@ def vectors() -> list[dict[str, object]]:
     cases = {
         "negative quotients are floored, not cut": ([[1.0], [-1.0]], [0.0, 0.0], 2.0, [3.0]),
         "a quotient on the edge belongs to the bucket above": ([[1.0], [1.0]], [0.0, 3.0], 3.0, [-6.0]),
-        "summed from the first feature to the last": ([[1.0, 1.0, 1.0]], [0.5], 1.0, [1e16, 1.0, -1e16]),
+        "summed from the first feature to the last": (
+            [[1.0, 1.0, 1.0]], [0.5], 1.0, [2.0**53, 1.0, -(2.0**53)],
+        ),
         "products are rounded: no fused multiply-add": (
             [[1.0, -1.0 - UNIT]], [0.0], 1.0, [1 + 2 * UNIT, 1.0 + UNIT],
         ),
         "divided by r, not multiplied by its inverse": ([[1.0]], [0.0], 49.0, [49.0]),
-        "b is added last": ([[1.0, 1.0]], [1.0], 1.0, [1e16, -1e16]),
+        "b is added last": ([[1.0, 1.0]], [1.0], 1.0, [2.0**53, -(2.0**53)]),
         "as in a bundle": (
             draw.standard_normal((5, 60)).tolist(), (draw.random(5) * 3).tolist(), 3.0,
             (draw.random(60) * 6).tolist(),

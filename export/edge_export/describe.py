@@ -41,7 +41,8 @@ class DescriberSettings:
 
     Args:
         weights: what :func:`edge_export.pretrained.mobilenet_v2` takes, or what it gives.
-        dims: integers in a descriptor. More of them group devices better and tell more.
+        dims: integers in a descriptor. More of them tell more of the data; with 32, devices of one class
+            each are grouped as well as by their features, with 8 not quite where they hold few images.
         size: pixels a side that images are resized to; below 64 the published weights see next to nothing.
         width: r, of the hash's buckets: 3.0 in the paper.
         seed: of the hash, and of the weights where they are random.
@@ -69,7 +70,10 @@ def describe_members(
             f"dimensions and {MIN_SIZE} to {MAX_SIZE} pixels"
         )
     if not 0 < settings.width < math.inf or settings.seed < 0:
-        raise ExportError(f"a hash of width {settings.width} and seed {settings.seed}: both must be above 0")
+        raise ExportError(
+            f"a hash of width {settings.width} and seed {settings.seed}: the width must be above 0 and "
+            "finite, the seed not below 0"
+        )
     if input_shape[0] not in (1, 3):
         raise ExportError(
             f"images of {input_shape[0]} channels cannot be described: MobileNetV2 takes grey or RGB"

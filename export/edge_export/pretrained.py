@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from edge_export.errors import ExportError
 from edge_export.models.mobilenet_v2 import MobileNetV2
+from edge_sdk.errors import EdgeError
 from edge_sdk.files import write_atomically
 
 PUBLISHED = "https://download.pytorch.org/models/mobilenet_v2-7ebf99e0.pth"
@@ -77,7 +78,7 @@ def mobilenet_v2(
         return _read(Path(weights))
     try:
         return _read(_published(url, timeout))
-    except (OSError, http.client.HTTPException, ValueError, ExportError) as error:
+    except (OSError, http.client.HTTPException, ValueError, EdgeError) as error:
         warnings.warn(
             f"MobileNetV2 has RANDOM weights, which tell devices apart far worse: those of {url} cannot be "
             f"had ({error}). Give a file of weights (--describe-weights PATH), or export again online",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import get_args
 
@@ -17,7 +18,7 @@ from edge_export.provenance import module_of, running_modules
 from edge_export.translator import OperatorError
 from edge_export.verify import verify_train
 from edge_sdk.bundle import Bundle
-from edge_sdk.manifest import Input, Manifest, Noise, Option, Parameter, Programs
+from edge_sdk.manifest import Input, Manifest, Noise, Option, Parameter, Pipeline, Programs
 
 ONNX = Programs(
     train="onnx/train.onnx",
@@ -36,6 +37,7 @@ def export_bundle(
     class_names: Sequence[str] = (),
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    pipeline: Pipeline | None = None,
     options: Collection[Option] = (),
     describe: DescriberSettings | None = None,
     seed: int = 0,
@@ -50,12 +52,15 @@ def export_bundle(
 
     Args:
         model: float32; gives logits [B, classes] for images [B, C, H, W].
-        example_input: float32 images [B, C, H, W], one image [C, H, W], or the shape (C, H, W).
+        example_input: float32 images [B, C, H, W], one image [C, H, W], or the shape (C, H, W), as
+            they enter the model.
         classes: number of classes, to be checked against the model's; None takes the model's.
         name: of the bundle; None takes the class name of the model.
         class_names: one for each class, or none.
         mean: for each channel, taken off an image scaled to [0, 1]; None is 0.
         std: for each channel, above 0; an image is divided by it after that. None is 1.
+        pipeline: the size of the data set's images where they are larger than the model's, random crops and
+            flips in training, and whether each image is standardised. None is for images of the model's size.
         options: what the train program can do beyond SGD with weight decay: ``momentum`` of its own on
             each device, a ``proximal`` term, ``clipping`` of the gradient. Each takes inputs and time.
         describe: what lets devices be grouped by their data: some 9 MB of MobileNetV2. None leaves it out.
@@ -77,17 +82,12 @@ def export_bundle(
         )
     if class_names and len(class_names) != classifier.classes:
         raise ExportError(f"class_names holds {len(class_names)} names for {classifier.classes} classes")
-    normalisation = Input(
-        shape, _per_channel("mean", mean, shape[0], 0.0), _per_channel("std", std, shape[0], 1.0)
-    )
-    if not all(value > 0 for value in normalisation.std):
-        raise ExportError("std must be above 0 for every channel")
-
+    images = _input(shape, mean, std, pipeline)
     if unknown := sorted(set(options) - set(get_args(Option))):
         raise ExportError(f"there is no option {unknown[0]!r}: take of {', '.join(get_args(Option))}")
     options = tuple(option for option in get_args(Option) if option in options)
 
-    described, describer = (None, {}) if describe is None else describe_members(describe, shape)
+    described, describer = (None, {}) if describe is None else describe_members(describe, images.image_shape)
     members = {
         ONNX.train: _lower(classifier, lambda classifier: programs.train(classifier, options)),
         ONNX.evaluate: _lower(classifier, programs.evaluate),
@@ -97,7 +97,7 @@ def export_bundle(
     verify_train(classifier, members[ONNX.train], seed, options)
     manifest = Manifest(
         name=name if name is not None else type(model).__name__,
-        input=normalisation,
+        input=images,
         classes=classifier.classes,
         class_names=tuple(class_names),
         parameters=_parameters(classifier),
@@ -146,6 +146,21 @@ def _image_shape(example: Tensor | tuple[int, int, int]) -> tuple[int, int, int]
         raise ExportError(f"the example input {list(sizes)} is not an image: give (C, H, W), each above 0")
     channels, height, width = sizes
     return channels, height, width
+
+
+def _input(
+    shape: tuple[int, int, int],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    pipeline: Pipeline | None,
+) -> Input:
+    channels, *crop = shape
+    deviations = _per_channel("std", std, channels, 1.0)
+    if not all(value > 0 for value in deviations):
+        raise ExportError("std must be above 0 for every channel")
+    if pipeline is not None and any(map(operator.lt, pipeline.size, crop)):
+        raise ExportError(f"{crop} pixels cannot be cut out of images of {list(pipeline.size)}")
+    return Input(shape, _per_channel("mean", mean, channels, 0.0), deviations, pipeline)
 
 
 def _per_channel(

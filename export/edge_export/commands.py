@@ -14,7 +14,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.cli import Command
 from edge_sdk.errors import EdgeError
 from edge_sdk.files import write_atomically
-from edge_sdk.manifest import Option
+from edge_sdk.manifest import Option, Pipeline
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +39,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the bundle (default: the model's class name)")
     parser.add_argument("--mean", metavar="a,b,c", help="for each channel, of images in [0, 1] (default: 0)")
     parser.add_argument("--std", metavar="a,b,c", help="for each channel, of images in [0, 1] (default: 1)")
+    parser.add_argument(
+        "--crop-from", metavar="HxW", help="size of the data set's images, --input being cut out of them"
+    )
+    parser.add_argument("--flip", action="store_true", help="mirror half of the images in training")
+    parser.add_argument("--standardise", action="store_true", help="each image: mean 0, deviation 1")
     parser.add_argument(
         "--options", default="", metavar="a,b", help="of momentum, proximal, clipping: what devices may use"
     )
@@ -83,6 +88,7 @@ def _write_bundle(options: argparse.Namespace) -> None:
             raise EdgeError(f"--runtime {runtime}: this version exports {', '.join(RUNTIMES)} only")
     shape = _shape(options.input)
     mean, std = _numbers("--mean", options.mean), _numbers("--std", options.std)
+    pipeline = _pipeline(options, shape)
 
     from edge_export.bundle import export_bundle
 
@@ -99,11 +105,24 @@ def _write_bundle(options: argparse.Namespace) -> None:
         name=options.name,
         mean=mean,
         std=std,
+        pipeline=pipeline,
         options=cast(list[Option], [option for option in options.options.split(",") if option]),
         describe=describe,
     )
     bundle.write(options.output)
     print(f"{options.output}: {bundle.manifest.name}, {len(bundle.data)} bytes, sha256 {bundle.sha256}")
+
+
+def _pipeline(options: argparse.Namespace, shape: tuple[int, int, int]) -> Pipeline | None:
+    if not (options.crop_from or options.flip or options.standardise):
+        return None
+    _, height, width = shape
+    if options.crop_from is not None:
+        try:
+            height, width = (int(part) for part in options.crop_from.lower().split("x"))
+        except ValueError:
+            raise EdgeError(f"--crop-from {options.crop_from!r} is not HxW, 32x32 say") from None
+    return Pipeline((height, width), flip=options.flip, standardise=options.standardise)
 
 
 def _describer(options: argparse.Namespace) -> DescriberSettings | None:

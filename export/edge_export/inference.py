@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from edge_export.errors import ExportError
 from edge_sdk.bundle import Bundle
+from edge_sdk.manifest import Input
 
 PREFIX = "weights/"
+PREPARED = "/prepared"
 
 
 def inference_onnx(bundle: Bundle) -> bytes:
-    """The bundle's predict program with its weights and its normalisation inside.
+    """The bundle's predict program with its weights and what is done to an image before it inside.
 
     Returns:
-        An ONNX model with the input ``x``, float32 [batch, C, H, W] in [0, 1], **not** normalised; the
-        output ``logits``, float32 [batch, classes]; and the weights as initialisers by their own names.
+        An ONNX model with the input ``x``, float32 [batch, C, H, W] in [0, 1], **not** normalised, where H
+        and W are those of the data set's images, before a crop; the output ``logits``, float32 [batch,
+        classes]; and the weights as initialisers by their own names.
 
     Raises:
         ExportError: the bundle holds no predict program that onnx can read, or a weight is called as the
@@ -41,18 +46,43 @@ def inference_onnx(bundle: Bundle) -> bytes:
     graph.input.extend(inputs)
     graph.initializer.extend(numpy_helper.from_array(weights[name], name) for name in used)
 
-    shape = (len(bundle.manifest.input.mean), 1, 1)
-    for name, values in (("/mean", bundle.manifest.input.mean), ("/std", bundle.manifest.input.std)):
-        graph.initializer.append(numpy_helper.from_array(np.array(values, np.float32).reshape(shape), name))
-    nodes = [
-        onnx.helper.make_node("Sub", ["x", "/mean"], ["/centred"]),
-        onnx.helper.make_node("Div", ["/centred", "/std"], ["/normalised"]),
-        *graph.node,
-    ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    _prepare(graph, bundle.manifest.input)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString(deterministic=True))
+
+
+def _prepare(graph: onnx.GraphProto, input: Input) -> None:
+    """Put first what :func:`edge_sdk.data.prepare` does to an image that is not trained on."""
+    nodes: list[onnx.NodeProto] = []
+
+    def constant(name: str, values: object, dtype: type) -> str:
+        graph.initializer.append(numpy_helper.from_array(np.array(values, dtype), f"/{name}"))
+        return f"/{name}"
+
+    def apply(op: str, *inputs: str) -> str:
+        nodes.append(onnx.helper.make_node(op, inputs, [f"/prepared/{len(nodes)}"]))
+        return str(nodes[-1].output[0])
+
+    x = "x"
+    if input.image_shape != input.shape:
+        spare = np.subtract(input.image_shape, input.shape)[1:]
+        starts = constant("starts", spare // 2, np.int64)
+        ends = constant("ends", spare // 2 + input.shape[1:], np.int64)
+        x = apply("Slice", x, starts, ends, constant("axes", [2, 3], np.int64))
+        for axis, size in zip(graph.input[0].type.tensor_type.shape.dim[1:], input.image_shape, strict=True):
+            axis.dim_value = size
+    x = apply("Sub", x, constant("mean", np.reshape(input.mean, (-1, 1, 1)), np.float32))
+    x = apply("Div", x, constant("std", np.reshape(input.std, (-1, 1, 1)), np.float32))
+    if input.pipeline is not None and input.pipeline.standardise:
+        image = constant("image", [1, 2, 3], np.int64)
+        least = constant("least", 1 / math.sqrt(math.prod(input.shape)), np.float32)
+        x = apply("Sub", x, apply("ReduceMean", x, image))
+        variance = apply("ReduceMean", apply("Mul", x, x), image)
+        x = apply("Div", x, apply("Max", apply("Sqrt", variance), least))
+    nodes[-1].output[0] = PREPARED
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _rename(graph: onnx.GraphProto) -> None:
@@ -63,7 +93,7 @@ def _rename(graph: onnx.GraphProto) -> None:
         if not name or name in kept:
             return name
         if name == "x":
-            return "/normalised"
+            return PREPARED
         return name.removeprefix(PREFIX) if name.startswith(PREFIX) else f"/value/{name}"
 
     for node in graph.node:

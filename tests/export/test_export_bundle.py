@@ -10,6 +10,7 @@ from torch_oracle import Run, feed_of, random_batch
 import edge_export
 from edge_export.models import make_cnn
 from edge_sdk.bundle import Bundle
+from edge_sdk.manifest import Pipeline
 
 
 def test_the_public_names_are_these():
@@ -96,3 +97,9 @@ def test_seeded_models_are_the_same_and_leave_the_random_state_alone():
     first, second = make_cnn((3, 32, 32), 10, seed=4), make_cnn((3, 32, 32), 10, seed=4)
     assert torch.equal(first.conv1.weight, second.conv1.weight)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("size", [(8, 7), (0, 8), (-8, 8)])
+def test_a_pipeline_of_images_smaller_than_the_models_is_refused(digits_model, size):
+    with pytest.raises(edge_export.ExportError, match=r"\[8, 8\] pixels cannot be cut out of images"):
+        edge_export.export_bundle(digits_model, (1, 8, 8), pipeline=Pipeline(size))

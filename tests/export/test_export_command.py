@@ -12,6 +12,7 @@ from torch_oracle import Run
 from edge_export.models import DigitsCNN, MobileNetV2
 from edge_sdk.bundle import Bundle
 from edge_sdk.features import Hashing
+from edge_sdk.manifest import Pipeline
 
 MODULE = """
 from edge_export.models import DigitsCNN
@@ -41,10 +42,12 @@ def test_it_exports_a_module_of_the_current_folder_with_weights_and_then_plain_o
     model = DigitsCNN()
     safetensors.torch.save_file(model.state_dict(), tmp_path / "w.safetensors")
     shape = ("--input", "1x8x8", "--classes", "10", "--weights", "w.safetensors")
-    made = export(tmp_path, "my_net:DigitsCNN", *shape, "--mean", "0.5", "--name", "mine", "-o", "m.edge")
+    prepared = ("--mean", "0.5", "--crop-from", "9x10", "--flip", "--standardise")
+    made = export(tmp_path, "my_net:DigitsCNN", *shape, *prepared, "--name", "mine", "-o", "m.edge")
     assert made.returncode == 0, made.stderr
     bundle = Bundle.read(tmp_path / "m.edge")
     assert (bundle.manifest.name, bundle.manifest.input.mean) == ("mine", (0.5,))
+    assert bundle.manifest.input.pipeline == Pipeline((9, 10), flip=True, standardise=True)
     assert (bundle.weights["head.bias"] == model.head.bias.detach().numpy()).all()
     plain = export(tmp_path, "--inference", "m.edge", "-o", "m.onnx")
     assert plain.returncode == 0, plain.stderr
@@ -80,6 +83,7 @@ SHAPE = ["--input", "1x8x8", "--classes", "10"]
         (["my_net:DigitsCNN", *SHAPE, "--weights", "none.safetensors"], "cannot be read as safetensors"),
         (["my_net:DigitsCNN", *SHAPE, "--mean", "a"], "is not numbers"),
         (["my_net:DigitsCNN", *SHAPE, "--lsh-width", "2"], "--lsh-width need --describe"),
+        (["my_net:DigitsCNN", *SHAPE, "--crop-from", "9"], "--crop-from '9' is not HxW"),
         ([], "give either MODULE:CALLABLE or --inference"),
         (["--inference", "none.edge"], "none.edge: cannot be read"),
     ],

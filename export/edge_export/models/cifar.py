@@ -11,7 +11,8 @@ class CifarCNN(nn.Module):
 
     It is that of TensorFlow's tutorial. Two 5x5 convolutions of 64 channels, each with overlapping 3x3
     pooling of stride 2 and local response normalisation (after the pool in the first, before it in the
-    second), then 384 and 192 units. The papers feed it 24 x 24 crops.
+    second), then 384 and 192 units. The papers feed it 24 x 24 crops of 32 x 32 images, mirrored and
+    standardised: ``Pipeline((32, 32), flip=True, standardise=True)`` of :mod:`edge_sdk.manifest`.
 
     Args:
         classes: number of logits.

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from edge_export import export_bundle
+from edge_export import DescriberSettings, export_bundle
 from edge_export.models import make_cnn
+from edge_export.pretrained import random_mobilenet_v2
 from edge_sdk import Bundle
 from edge_sdk.manifest import Input, Manifest, Parameter, Programs
 
@@ -39,6 +40,13 @@ def norm_model() -> nn.Module:
 def norm(norm_model: nn.Module) -> Bundle:
     """A bundle with weights, running statistics and a counter."""
     return export_bundle(norm_model, SHAPE, classes=CLASSES, name="norm")
+
+
+@pytest.fixture(scope="session")
+def describing(norm_model: nn.Module) -> Bundle:
+    """``norm`` with a small network of random weights that describes data."""
+    settings = DescriberSettings(weights=random_mobilenet_v2(width=0.25), size=32, dims=16)
+    return export_bundle(norm_model, SHAPE, name="describing", describe=settings)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,6 @@ from processes import Machine
 from quadrants import quadrants
 from waiting import until
 
-from edge_export import export_bundle
-from edge_export.describe import DescriberSettings
-from edge_export.pretrained import random_mobilenet_v2
 from edge_sdk import Bundle
 from edge_sdk.data import save_npz
 from edge_sdk.errors import RunError
@@ -47,9 +44,8 @@ def rounds_of(machine):
         store.close()
 
 
-def test_the_whole_stack_over_mosquitto_ends_calibrated_and_its_replay_has_the_same_bits(machine, norm_model):
-    settings = DescriberSettings(weights=random_mobilenet_v2(width=0.25), size=32, dims=16)
-    export_bundle(norm_model, (1, 8, 8), describe=settings).write(machine.folder / "model.edge")
+def test_the_whole_stack_over_mosquitto_ends_calibrated_and_its_replay_has_the_same_bits(machine, describing):
+    describing.write(machine.folder / "model.edge")
     everything = quadrants(400, seed=5)
     for number in range(4):
         of_class = np.flatnonzero(everything.labels == number)[: 12 + 6 * number]

@@ -2,30 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
-from conftest import SHAPE, Norm
 from fleets import Fleet
 from quadrants import quadrants
 from waiting import until
 
-from edge_export import export_bundle
-from edge_export.describe import DescriberSettings
-from edge_export.pretrained import random_mobilenet_v2
 from edge_sdk import ArrayDataset, RunError, Sharing
 from edge_sdk.features import open_describer
 from edge_sdk.protocol.messages import Offer, Task
 from edge_server.store import Store
 
 HASHED = Sharing(descriptor=True)
-
-
-@pytest.fixture(scope="module")
-def describing():
-    """A bundle with a small network of random weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        settings = DescriberSettings(weights=random_mobilenet_v2(width=0.25), size=32, dims=16)
-        return export_bundle(Norm(), SHAPE, name="describing", describe=settings)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ class Descriptions:
         if not self.plan:
             return None
         return Augmentation(
-            multiples={str(label): to_number(round(multiple, 3)) for label, multiple in self.plan.items()},
+            multiples={str(label): to_number(multiple) for label, multiple in self.plan.items()},
             seed=device_seed(self.config.seed, 0, device),
             stored=self.config.augmentation_stored,
         )

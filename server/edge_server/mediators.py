@@ -10,6 +10,8 @@ from edge_sdk.errors import RunError
 from edge_sdk.tensors import Array
 
 LARGEST_ALPHA = 10.0
+DECIMALS = 3
+"""Of a multiple: the same short number wherever it is read, and many fit into a message."""
 # Candidates that differ by rounding alone are equal, whatever order a machine sums in.
 _TIE = 1e-12
 
@@ -25,7 +27,7 @@ def multiples(histogram: Array, alpha: float) -> dict[int, float]:
         alpha: from 0 to 10.
 
     Returns:
-        Of each class below the mean that has examples: its multiple, above 1.
+        Of each class below the mean that has examples: its multiple, above 1, to three decimals.
 
     Raises:
         RunError: α outside its range, or counts that are no counts.
@@ -40,7 +42,8 @@ def multiples(histogram: Array, alpha: float) -> dict[int, float]:
         return {}
     mean = counts.mean()
     rare = np.flatnonzero((counts > 0) & (counts < mean))
-    return {int(label): float((mean / counts[label]) ** alpha) for label in rare}
+    found = {int(label): round(float((mean / counts[label]) ** alpha), DECIMALS) for label in rare}
+    return {label: multiple for label, multiple in found.items() if multiple > 1}
 
 
 def divergence(counts: Array) -> float:

@@ -90,11 +90,14 @@ class Devices:
     def histograms(self) -> dict[str, Array]:
         """Labels of each device's training data, int64 ``[classes]``, as it is now."""
         classes = self.bundle.manifest.classes
+
+        def counts(data: tuple[Dataset, Array], withhold_below: int = 0) -> Array:
+            return histogram(labels_of(*data, classes), classes, withhold_below=withhold_below)
+
+        # Copies do not lift a class over the bound below which it is withheld.
         return {
-            device: histogram(
-                labels_of(dataset, indices, classes), classes, withhold_below=self.withhold_below
-            )
-            for device, (dataset, indices) in self._training.items()
+            device: np.where(counts(own, self.withhold_below) > 0, counts(self._training[device]), 0)
+            for device, own in self._own.items()
         }
 
     def descriptors(self) -> dict[str, Array]:

@@ -61,6 +61,7 @@ def test_the_whole_stack_over_mosquitto_ends_calibrated_and_its_replay_has_the_s
     assert server.wait(120) == 0, server.err
     assert [device.wait() for device in devices] == [0] * 4
     assert [line.split()[0] for line in server.out] == ["round", "round", "calibrated", "wrote"]
+    assert "learning rate 0.05, effective 0.5 by the server's momentum" in server.err
     kinds = [(row.kind, len(row.chains)) for row in rounds_of(machine)]
     assert kinds == [("train", 2), ("train", 2), ("statistics", 0)]
     replayed = machine.run("replay", "--work-dir", "server")

@@ -122,6 +122,11 @@ def _run_serve(options: argparse.Namespace) -> int:
         on_round=lambda result: print(format_round(result, config.rounds), flush=True),
         on_status=lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )
+    effective = config.make_strategy().effective_learning_rate(config.lr)
+    if effective is not None and effective != config.lr:
+        print(
+            f"learning rate {config.lr:g}, effective {effective:g} by the server's momentum", file=sys.stderr
+        )
     stop_on_signals(server.stop)
     outcome = server.run()
     if not outcome.finished:

@@ -119,6 +119,19 @@ def test_adaptive_average_pooling_is_torchs(out):
     torch.testing.assert_close(pooling.adaptive_average_backward(grad, x), reference)
 
 
+@pytest.mark.parametrize("pixels", ["all different", "many equal"])
+@pytest.mark.parametrize("out", [(1, 1), (3, 2), (4, 5), (7, 7), (12, 4)])
+def test_adaptive_max_pooling_is_torchs_ties_included(out, pixels):
+    x = torch.randn(2, 3, 9, 7, dtype=torch.float64)
+    x = (x if pixels == "all different" else x.round()).requires_grad_()
+    expected = functional.adaptive_max_pool2d(x, out)
+    found, indices = pooling.adaptive_maximum(x, out)
+    assert torch.equal(found, expected)
+    grad = torch.randn_like(expected)
+    (reference,) = torch.autograd.grad(expected, [x], grad)
+    torch.testing.assert_close(pooling.adaptive_maximum_backward(grad, x, indices), reference)
+
+
 @pytest.mark.parametrize("padding_index", [-1, 2])
 def test_embedding_gradient_is_autograds(padding_index):
     table = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)

@@ -69,6 +69,14 @@ NETS = {
     "ReLU6 and a pool that leaves a row": lambda: nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten(), nn.Linear(72, 4)
     ),
+    "adaptive max pools that divide the map and that do not": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.AdaptiveMaxPool2d((7, 4)),
+        nn.Conv2d(4, 6, 2),
+        nn.AdaptiveMaxPool2d((3, 1)),
+        nn.Flatten(),
+        nn.Linear(18, 4),
+    ),
     "branches": Branches,
     "transposed convolution": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2),

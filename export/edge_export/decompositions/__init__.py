@@ -33,6 +33,8 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.avg_pool2d_backward.default: pooling.average_backward,
     aten._adaptive_avg_pool2d.default: pooling.adaptive_average,
     aten._adaptive_avg_pool2d_backward.default: pooling.adaptive_average_backward,
+    aten.adaptive_max_pool2d.default: pooling.adaptive_maximum,
+    aten.adaptive_max_pool2d_backward.default: pooling.adaptive_maximum_backward,
     aten.embedding_dense_backward.default: embedding.backward,
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,

@@ -1,8 +1,8 @@
-"""Average pooling as two matrix products, and its gradient as their transposes.
+"""Average pooling as two matrix products, adaptive max pooling as an ordinary one.
 
 Average pooling is linear and separable: ``rows @ x @ columns.T`` with one constant matrix for each axis,
 whose row o holds the share that each input takes in output o. One statement covers overlapping windows,
-padding, counted or not, and adaptive sizes that do not divide the map.
+padding, counted or not, and adaptive sizes that do not divide the map. Its gradient is their transposes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from edge_export.errors import ExportError
+
+aten = torch.ops.aten
 
 
 def window_shares(
@@ -40,11 +42,16 @@ def window_shares(
     return torch.tensor(shares, dtype=like.dtype, device=like.device)
 
 
+def adaptive_window(o: int, size: int, out: int) -> range:
+    """The inputs that output ``o`` of ``out`` takes."""
+    return range(o * size // out, -(-(o + 1) * size // out))
+
+
 def adaptive_shares(size: int, out: int, like: Tensor) -> Tensor:
     """The matrix [out, size] of adaptive average pooling along one axis: windows floor to ceiling."""
     shares = [[0.0] * size for _ in range(out)]
     for o, row in enumerate(shares):
-        window = range(o * size // out, -(-(o + 1) * size // out))
+        window = adaptive_window(o, size, out)
         for i in window:
             row[i] = 1 / len(window)
     return torch.tensor(shares, dtype=like.dtype, device=like.device)
@@ -92,6 +99,53 @@ def adaptive_average_backward(grad_output: Tensor, x: Tensor) -> Tensor:
     sizes = zip(x.shape[-2:], grad_output.shape[-2:], strict=True)
     rows, columns = (adaptive_shares(int(n), int(o), x) for n, o in sizes)
     return rows.t() @ grad_output @ columns
+
+
+def adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """``aten.adaptive_max_pool2d``: [B, C, H, W] to values and indices [B, C, *output_size].
+
+    The windows are laid side by side, short ones with their last row or column again. That is after the
+    original, so that the first of equal pixels, which gets the gradient, stays the first.
+    """
+    windows, kernel = _side_by_side(x, output_size)
+    pooled: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(windows, kernel)
+    return pooled
+
+
+def adaptive_maximum_backward(grad_output: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """Gradient of :func:`adaptive_maximum`: [B, C, Ho, Wo] to [B, C, H, W]."""
+    windows, kernel = _side_by_side(x, grad_output.shape[-2:])
+    grad: Tensor = aten.max_pool2d_with_indices_backward(
+        grad_output, windows, kernel, kernel, [0, 0], [1, 1], False, indices
+    )
+    if grad.shape[2] != x.shape[2]:
+        grad = _one_hot(_pixels(x.shape[2], grad_output.shape[2]), x.shape[2], x).t() @ grad
+    if grad.shape[3] != x.shape[3]:
+        grad = grad @ _one_hot(_pixels(x.shape[3], grad_output.shape[3]), x.shape[3], x)
+    return grad
+
+
+def _side_by_side(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Maps on which adaptive windows are disjoint ones of one size, and that size."""
+    rows, columns = (_pixels(size, out) for size, out in zip(x.shape[-2:], output_size, strict=True))
+    kernel = [len(axis) // int(out) for axis, out in zip((rows, columns), output_size, strict=True)]
+    if len(rows) != x.shape[2]:
+        x = x[:, :, torch.tensor(rows, device=x.device)]
+    if len(columns) != x.shape[3]:
+        x = x[:, :, :, torch.tensor(columns, device=x.device)]
+    return x, kernel
+
+
+def _pixels(size: int, out: int) -> list[int]:
+    """The pixels along one axis of every adaptive window in turn, all windows as long as the longest."""
+    windows = [adaptive_window(o, int(size), int(out)) for o in range(int(out))]
+    longest = max(map(len, windows))
+    return [window[min(i, len(window) - 1)] for window in windows for i in range(longest)]
+
+
+def _one_hot(pixels: list[int], size: int, like: Tensor) -> Tensor:
+    """The matrix [len(pixels), size] that takes those out of an axis."""
+    return torch.eye(int(size), dtype=like.dtype, device=like.device)[pixels]
 
 
 def _matrices(

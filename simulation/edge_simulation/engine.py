@@ -18,10 +18,12 @@ from edge_sdk.errors import RunError, TensorError
 from edge_sdk.tensors import Array, Tensors, encode
 from edge_sdk.update import check_update
 from edge_server.aggregation import MeanUpdate, Precision, WeightedSum
+from edge_server.calibration import Settings, calibrate
 from edge_server.chain import Chain
 from edge_server.cohort import Cohort
 from edge_server.config import RunConfig
 from edge_server.evaluation import Evaluation, Evaluator
+from edge_server.grouping import group
 from edge_server.mediators import chains, divergence, multiples
 from edge_server.rounds import RoundResult
 from edge_server.selection import select
@@ -116,7 +118,6 @@ def simulate(
 
     weights, reports = state.weights, list[Tensors]()
     if config.calibration == "ccvr":
-        from edge_server.calibration import calibrate
         reports = fleet.statistics(weights)
         weights = calibrate(
             weights, bundle.manifest, reports, covariance=config.covariance, settings=calibration_of(config)
@@ -145,21 +146,23 @@ def _describe(fleet: Devices, descriptors: Mapping[str, Array] | None) -> tuple[
     config, facts = fleet.config, fleet.config.facts()
     groups: dict[str, int] = {}
     histograms: dict[str, Array] = {}
-    tokens: dict[str, Tensors] = {device: {} for device in fleet.ids}
+    told: dict[str, Tensors] = {device: {} for device in fleet.ids}
+    times = 1
     if "histogram" in facts:
         histograms = fleet.histograms()
+        total = np.sum(list(histograms.values()), axis=0)
+        if config.augmentation and (plan := multiples(total, config.augmentation)):
+            fleet.augment(plan)
+            # Told again, because labels are counted as training sees them.
+            histograms, times = fleet.histograms(), 2
         for device, counts in histograms.items():
-            tokens[device]["histogram"] = counts
-        if config.augmentation:
-            fleet.augment(multiples(np.sum(list(histograms.values()), axis=0), config.augmentation))
-            histograms = fleet.histograms()
+            told[device]["histogram"] = counts
     if config.selection == "grouped":
-        from edge_server.grouping import group
         found = fleet.descriptors() if descriptors is None else descriptors
         for device in fleet.ids:
-            tokens[device]["descriptor"] = found[device]
+            told[device][config.descriptor] = found[device]
         groups = group(found, groups=config.cohort_size(len(fleet.ids)), seed=config.seed)
-    return _Told(groups, histograms), sum(len(encode(told)) for told in tokens.values() if told)
+    return _Told(groups, histograms), times * sum(len(encode(facts)) for facts in told.values() if facts)
 
 
 @dataclass(slots=True)
@@ -259,9 +262,8 @@ class _Round:
         return trained
 
 
-def calibration_of(config: RunConfig) -> "Settings":
+def calibration_of(config: RunConfig) -> Settings:
     """The calibration that the run's settings ask for."""
-    from edge_server.calibration import Settings
     return Settings(
         per_class=config.virtual_features,
         balance=config.virtual_balance,

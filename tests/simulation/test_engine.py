@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from fleets import Fleet
+from quadrants import quadrants
 
 from edge_sdk.errors import DataError, RunError
 from edge_server import RunConfig
 from edge_simulation.engine import simulate
-from fleets import Fleet
-from quadrants import quadrants
 
 NAMES = [f"d{number}" for number in range(4)]
 
@@ -44,22 +44,21 @@ def test_the_bytes_are_those_of_a_run_over_the_wire(norm, tmp_path):
             fleet.device(name, data)
         outcome = server.result()
     simulated = simulate(norm, config(rounds=2, participants=3), shares())
-    counted = [(line.bytes_up, line.bytes_down, line.examples, line.participants) for line in simulated.rounds]
+    counted = [
+        (line.bytes_up, line.bytes_down, line.examples, line.participants) for line in simulated.rounds
+    ]
     assert counted == [(r.bytes_up, r.bytes_down, r.examples, r.participants) for r in outcome.rounds]
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(norm, tmp_path):
-    class Stopped(Exception):
-        pass
-
     def stop(line):
         if line.round == 3:
-            raise Stopped
+            raise KeyboardInterrupt
 
     settings = {"rounds": 5, "strategy": "fedavgm"}
     whole = simulate(norm, config(**settings), shares())
     kept = {"checkpoint": tmp_path / "run", "save_every": 2}
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         simulate(norm, config(**settings), shares(), on_round=stop, **kept)
     seen = []
     rest = simulate(norm, config(**settings), shares(), on_round=lambda line: seen.append(line.round), **kept)

@@ -173,6 +173,7 @@ def _run_inspect(options: argparse.Namespace) -> int:
         ("head", ", ".join(manifest.head)),
         ("runtimes", ", ".join(sorted(manifest.runtimes))),
         ("options", _listed(manifest.options) or "none"),
+        ("describes by", f"a hash of {d.dims} integers" if (d := manifest.describe) else "nothing"),
         ("weights", f"{len(manifest.parameters)} tensors, {manifest.nbytes:,} bytes"),
         ("sha256", bundle.sha256),
     ]

@@ -18,6 +18,10 @@ from edge_sdk.protocol.messages import Fact, Task
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite, decode
 
 
+LARGEST = 2.0**53
+"""Of a descriptor's values: beyond it distances lose what tells devices apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     """What an app lets leave the device, if a run needs it. Nothing by default.
@@ -109,7 +113,7 @@ def check_description(data: bytes, wants: Iterable[Fact], manifest: Manifest) ->
 
     Raises:
         TensorError: not the tensors that were wanted, none of them, a negative count, or values that are
-            not finite.
+            not finite or too large to be compared.
     """
     try:
         names = {name for name, _ in safetensors.deserialize(data)}  # type: ignore[no-untyped-call]
@@ -120,6 +124,9 @@ def check_description(data: bytes, wants: Iterable[Fact], manifest: Manifest) ->
     if not told:
         raise TensorError("the description is empty: decline where nothing is shared")
     check_finite(told)
+    for name in {"descriptor", "feature"} & told.keys():
+        if (np.abs(told[name].astype(np.float64)) > LARGEST).any():
+            raise TensorError(f"the {name} holds a value beyond 2**53, by which devices cannot be grouped")
     if "histogram" in told and (told["histogram"] < 0).any():
         raise TensorError("the histogram holds a negative count")
     return told

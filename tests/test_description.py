@@ -82,6 +82,14 @@ def test_a_description_is_read_back(paper):
     np.testing.assert_array_equal(read["histogram"], COUNTS)
 
 
+@pytest.mark.parametrize("fact", ["descriptor", "feature"])
+def test_a_descriptor_that_could_not_be_compared_is_refused(describing, fact):
+    (spec,) = description_specs((fact,), describing.manifest)
+    rogue = np.full(spec.shape, (1 << 53) + 2, spec.dtype)
+    with pytest.raises(TensorError, match="beyond 2"):
+        check_description(encode({fact: rogue}), (fact,), describing.manifest)
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [

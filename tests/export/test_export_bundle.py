@@ -14,7 +14,7 @@ from edge_sdk.manifest import Pipeline
 
 
 def test_the_public_names_are_these():
-    assert edge_export.__all__ == ["ExportError", "export_bundle", "inference_onnx"]
+    assert edge_export.__all__ == ["DescriberSettings", "ExportError", "export_bundle", "inference_onnx"]
     assert all(getattr(edge_export, name).__name__ == name for name in edge_export.__all__)
 
 

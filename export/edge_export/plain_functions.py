@@ -1,9 +1,12 @@
-"""Functions that PyTorch computes in kernels of its own, as matrix products, which any runtime has."""
+"""Functions that PyTorch computes in kernels of its own, as matrix products, which any runtime has.
+
+And convolutions over one axis, as those over two for which :mod:`edge_export.decompositions` has gradients.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,10 +75,48 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return rows.reshape(*input.shape[:-1], weight.shape[0])
 
 
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``conv1d`` of [B, C, L]: over a map of one row."""
+    around: Any = padding if isinstance(padding, str) else (0, _only(padding))
+    strides, dilations = (1, _only(stride)), (1, _only(dilation))
+    flat, kernel = input.unsqueeze(2), weight.unsqueeze(2)
+    return functional.conv2d(flat, kernel, bias, strides, around, dilations, groups).squeeze(2)
+
+
+def transposed_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """``conv_transpose1d`` of [B, C, L]: over a map of one row."""
+    flat, kernel = input.unsqueeze(2), weight.unsqueeze(2)
+    over = ((1, _only(stride)), (0, _only(padding)), (0, _only(output_padding)))
+    return functional.conv_transpose2d(flat, kernel, bias, *over, groups, (1, _only(dilation))).squeeze(2)
+
+
+def _only(value: int | Sequence[int]) -> int:
+    return value if isinstance(value, int) else value[0]
+
+
 REPLACED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.scaled_dot_product_attention: attention,
     functional.local_response_norm: response_norm,
     functional.linear: linear,
+    functional.conv1d: convolution,
+    functional.conv_transpose1d: transposed_convolution,
 }
 
 

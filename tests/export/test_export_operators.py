@@ -84,6 +84,19 @@ NETS = {
         nn.Flatten(),
         nn.LazyLinear(4),
     ),
+    "convolutions, norms and pools over one axis": lambda: nn.Sequential(
+        nn.Flatten(2),
+        nn.Conv1d(3, 8, 5, padding="same"),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(8, 8, 3, stride=2, padding=1, dilation=2, groups=8),
+        nn.AvgPool1d(3, 2, 1),
+        nn.ConvTranspose1d(8, 6, 3, 2, 1, 1),
+        nn.AdaptiveMaxPool1d(5),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    ),
     "disjoint pools of an image with equal pixels": lambda: nn.Sequential(
         nn.Hardtanh(-0.1, 0.1), nn.Conv2d(3, 4, (4, 2)), nn.MaxPool2d((3, 2)), nn.Flatten(), nn.LazyLinear(4)
     ),

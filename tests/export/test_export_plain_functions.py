@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_export.plain_functions import attention, response_norm
+from edge_export.plain_functions import attention, convolution, response_norm, transposed_convolution
 
 torch.manual_seed(0)
 
@@ -21,6 +21,32 @@ def test_a_mask_of_attention_is_torchs():
     for mask in (torch.eye(5, dtype=torch.bool), torch.randn(5, 5, dtype=torch.float64)):
         expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         torch.testing.assert_close(attention(q, k, v, mask), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": (1,), "dilation": [2]},
+        {"groups": 2, "padding": "valid"},
+        {"padding": "same"},
+    ],
+)
+def test_a_convolution_over_one_axis_is_torchs(options):
+    x = torch.randn(2, 4, 11, dtype=torch.float64)
+    weight = torch.randn(6, 4 // options.get("groups", 1), 3, dtype=torch.float64)
+    bias = torch.randn(6, dtype=torch.float64)
+    torch.testing.assert_close(
+        convolution(x, weight, bias, **options), functional.conv1d(x, weight, bias, **options)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": (3,), "padding": 2, "output_padding": 1, "dilation": 2}])
+def test_a_transposed_convolution_over_one_axis_is_torchs(options):
+    x, weight = torch.randn(2, 4, 5, dtype=torch.float64), torch.randn(4, 6, 3, dtype=torch.float64)
+    torch.testing.assert_close(
+        transposed_convolution(x, weight, **options), functional.conv_transpose1d(x, weight, **options)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])

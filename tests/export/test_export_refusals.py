@@ -94,9 +94,9 @@ REFUSED = {
         lambda: Around(lambda x: x if x.shape[0] != 3 else x.reshape(3, -1)),
         "size of the batch",
     ),
-    "convolution over one axis": (
-        lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(3, 3, 1), nn.Flatten(), nn.Linear(108, 4)),
-        "convolution over 1 axes",
+    "convolution over three axes": (
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 3, 1), nn.Flatten(), nn.Linear(324, 4)),
+        "convolution over 3 axes",
     ),
     "random numbers": (lambda: Around(lambda x: x + torch.randn_like(x)), "draws random numbers"),
     "uncovered operator": (lambda: Around(lambda x: x.cumsum(1)), r"middle: aten\.cumsum"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from edge_sdk.tensors import Array, Tensors, check_finite
 from edge_server.calibration.virtual import Balance
 
 MOMENTUM = 0.9
-FLOOR = 0.01
+FLOOR = 1e-3
 """Added to the variances by which features are whitened, as a share of their mean: the least is noise."""
-PRECISION = 1e-12
+PRECISION = 1e-10
 """Likewise, as a share of the mean square: float32 features tell no finer differences."""
 SMALLEST = 1e-60
 """Likewise, absolute: features that are all 0."""
@@ -56,6 +57,8 @@ class Settings:
         for name, value in least.items():
             if not value <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from {value}")
+        if self.balance not in get_args(Balance):
+            raise ValueError(f"balance is {self.balance!r}: give one of {', '.join(get_args(Balance))}")
         if not 0 < self.lr <= 100 or self.lr * self.weight_decay > 1:
             raise ValueError(
                 f"lr is {self.lr} with weight_decay {self.weight_decay}: give an lr in (0, 100] and a "

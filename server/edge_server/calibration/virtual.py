@@ -18,7 +18,7 @@ def virtual_features(
     """Draw features of every class that has a sample (arXiv 2106.05001, section 4).
 
     They are not clipped at 0, though real ones that come out of a ReLU are (our reading). A covariance may
-    be singular: what lies in its null space is exactly the mean.
+    be singular: in its null space all draws are the mean.
 
     Args:
         pooled: the Gaussians.

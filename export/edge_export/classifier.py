@@ -129,6 +129,8 @@ def _check_modules(model: nn.Module) -> None:
                 f"{path or type(module).__name__}: BatchNorm with momentum=None averages over all batches "
                 "seen, which devices cannot share: give it a number, 0.1 say"
             )
+        if isinstance(module, nn.MultiheadAttention) and module.dropout:
+            raise ExportError(f"{path}: attention with dropout is not covered: give it dropout=0")
         if isinstance(module, nn.RNNBase):
             raise ExportError(f"{path}: {type(module).__name__} is not covered, only layers for images are")
 

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edge_export.decompositions import FORWARD, TRAIN
 from edge_export.errors import ExportError
@@ -57,7 +58,8 @@ def _trace(program: Program) -> tuple[fx.GraphModule, list[str]]:
     results: list[str] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        with PlainFunctions():
+        # Attention by products of matrices, not by a kernel of PyTorch's own.
+        with PlainFunctions(), sdpa_kernel(SDPBackend.MATH):
             outputs = program.run(dict(zip(names, tensors, strict=True)))
         results[:] = outputs
         return tuple(outputs.values())

@@ -5,7 +5,6 @@ And convolutions over one axis, as those over two for which :mod:`edge_export.de
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,41 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.errors import ExportError
 from edge_export.replacing import Replacing
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """``scaled_dot_product_attention``: softmax(q kᵀ · scale + mask) v (Vaswani et al., arXiv 1706.03762).
-
-    Args:
-        query, key, value: [..., L, E], [..., S, E], [..., S, V].
-        attn_mask: added to the scores, or, where it is boolean, false where a pair does not meet.
-        dropout_p: 0.
-        is_causal: position i meets those up to i.
-        scale: None for 1 / √E.
-        enable_gqa: false.
-
-    Raises:
-        ExportError: dropout or groups of heads are asked for.
-    """
-    if dropout_p or enable_gqa:
-        raise ExportError("attention with dropout or with grouped heads is not covered: leave them out")
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, -1e30).to(query.dtype)
-    return torch.softmax(scores if attn_mask is None else scores + attn_mask, -1) @ value
 
 
 def response_norm(
@@ -112,7 +77,6 @@ def _only(value: int | Sequence[int]) -> int:
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    functional.scaled_dot_product_attention: attention,
     functional.local_response_norm: response_norm,
     functional.linear: linear,
     functional.conv1d: convolution,

@@ -27,22 +27,44 @@ class Branches(nn.Module):
         return self.head(torch.cat([left + right, right.tanh()], 1).flatten(1))
 
 
-class Attention(nn.Module):
-    """Patches as words, an embedding of their places, self-attention, LayerNorm."""
+class Patches(nn.Module):
+    """Patches of an image as words with an embedding of their places, a layer that mixes them, the mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, mixing: nn.Module) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 16, 3, stride=3)
         self.places = nn.Embedding(6, 16)
-        self.norm = nn.LayerNorm(16)
-        self.attention = nn.Linear(16, 48)
+        self.mixing = mixing
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         words = self.patches(x).flatten(2).transpose(1, 2) + self.places(torch.arange(6))
-        q, k, v = self.attention(self.norm(words)).reshape(-1, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 6, 16)
-        return self.head((words + mixed).mean(1))
+        return self.head(self.mixing(words).mean(1))
+
+
+class Attention(nn.Module):
+    """Attention by PyTorch's function, each word to those before it."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.attention, self.options = nn.Linear(16, 48), options
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.attention(words).reshape(-1, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, **self.options)
+        return mixed.transpose(1, 2).reshape(-1, 6, 16)
+
+
+class Heads(nn.Module):
+    """PyTorch's own module, whose weights are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        mixed, weights = self.attention(words, words, words)
+        return mixed + weights @ words
 
 
 NETS = {
@@ -101,7 +123,13 @@ NETS = {
         nn.Hardtanh(-0.1, 0.1), nn.Conv2d(3, 4, (4, 2)), nn.MaxPool2d((3, 2)), nn.Flatten(), nn.LazyLinear(4)
     ),
     "local response normalisation, as in the FedAvgM paper": lambda: models.CifarCNN(4, 3, 9),
-    "transformer block": Attention,
+    "attention to what came before": lambda: Patches(Attention(is_causal=True)),
+    "attention with a mask": lambda: Patches(Attention(attn_mask=torch.eye(6).roll(1, 0) + torch.eye(6) > 0)),
+    "attention with biases and a scale": lambda: Patches(Attention(attn_mask=torch.randn(6, 6), scale=0.3)),
+    "heads of attention": lambda: Patches(Heads()),
+    "transformer block": lambda: Patches(
+        nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, activation="gelu", batch_first=True)
+    ),
     **{
         f"{activation.__name__}": lambda activation=activation: nn.Sequential(
             nn.Conv2d(3, 4, 3, padding=1), activation(), nn.Flatten(), nn.Linear(252, 4)

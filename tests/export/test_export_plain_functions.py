@@ -4,23 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_export.plain_functions import attention, convolution, response_norm, transposed_convolution
+from edge_export.plain_functions import convolution, response_norm, transposed_convolution
 
 torch.manual_seed(0)
-
-
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
-def test_attention_is_torchs(options):
-    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
-    expected = functional.scaled_dot_product_attention(q, k, v, **options)
-    torch.testing.assert_close(attention(q, k, v, **options), expected)
-
-
-def test_a_mask_of_attention_is_torchs():
-    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
-    for mask in (torch.eye(5, dtype=torch.bool), torch.randn(5, 5, dtype=torch.float64)):
-        expected = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        torch.testing.assert_close(attention(q, k, v, mask), expected)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,12 @@ REFUSED = {
         lambda: nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 3, 1), nn.Flatten(), nn.Linear(324, 4)),
         "convolution over 3 axes",
     ),
+    "attention with dropout": (
+        lambda: nn.Sequential(
+            nn.Flatten(2), nn.TransformerEncoderLayer(36, 2, dropout=0.1), nn.Flatten(), nn.Linear(108, 4)
+        ),
+        r"1\.self_attn: attention with dropout",
+    ),
     "random numbers": (lambda: Around(lambda x: x + torch.randn_like(x)), "draws random numbers"),
     "uncovered operator": (lambda: Around(lambda x: x.cumsum(1)), r"middle: aten\.cumsum"),
     "random slopes": (lambda: plain(nn.RReLU()), "draws random numbers"),

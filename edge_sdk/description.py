@@ -17,7 +17,6 @@ from edge_sdk.manifest import Manifest
 from edge_sdk.protocol.messages import Fact, Task
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite, decode
 
-
 LARGEST = 2.0**53
 """Of a descriptor's values: beyond it distances lose what tells devices apart."""
 
@@ -60,7 +59,7 @@ def describe(
     wants: Iterable[Fact],
     sharing: Sharing,
     *,
-    trained: tuple[Dataset, Array],
+    trained: Callable[[], tuple[Dataset, Array]],
     open_describer: Callable[[], Describer],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Tensors:
@@ -68,8 +67,8 @@ def describe(
 
     Args:
         indices: the examples to describe.
-        trained: the data set and the indices that training uses, which the histogram is of. Copies do not
-            lift a class over ``withhold_below``.
+        trained: gives the data set and the indices that training uses, which the histogram is of. Copies
+            do not lift a class over ``withhold_below``.
         open_describer: called only where images must be looked at.
 
     Raises:
@@ -85,7 +84,7 @@ def describe(
             manifest.classes,
             withhold_below=sharing.withhold_below,
         )
-        counts = histogram(labels_of(*trained, manifest.classes), manifest.classes)
+        counts = histogram(labels_of(*trained(), manifest.classes), manifest.classes)
         told["histogram"] = np.where(own > 0, counts, 0)
     if {"descriptor", "feature"} & set(shared):
         describer = open_describer()
@@ -108,11 +107,17 @@ def description_specs(wants: Iterable[Fact], manifest: Manifest) -> list[TensorS
     return [TensorSpec(fact, *shapes[fact]) for fact in wants if fact in shapes]
 
 
-def check_description(data: bytes, wants: Iterable[Fact], manifest: Manifest) -> Tensors:
+def check_description(
+    data: bytes, wants: Iterable[Fact], manifest: Manifest, *, max_examples: int
+) -> Tensors:
     """Decode a description, of which the device may leave facts out.
 
+    Args:
+        max_examples: the most that one device may claim to have.
+
     Raises:
-        TensorError: not the tensors that were wanted, none of them, a negative count, or values that are
+        TensorError: not the tensors that were wanted, none of them, counts below 0 or over the most, or
+            values that are
             not finite or too large to be compared.
     """
     try:
@@ -127,6 +132,13 @@ def check_description(data: bytes, wants: Iterable[Fact], manifest: Manifest) ->
     for name in {"descriptor", "feature"} & told.keys():
         if (np.abs(told[name].astype(np.float64)) > LARGEST).any():
             raise TensorError(f"the {name} holds a value beyond 2**53, by which devices cannot be grouped")
-    if "histogram" in told and (told["histogram"] < 0).any():
-        raise TensorError("the histogram holds a negative count")
+    if "histogram" in told:
+        # As Python's integers, which do not wrap.
+        counts = told["histogram"].tolist()
+        if min(counts) < 0:
+            raise TensorError("the histogram holds a negative count")
+        if sum(counts) > max_examples:
+            raise TensorError(
+                f"the histogram claims {sum(counts)} examples, over the limit of {max_examples}"
+            )
     return told

@@ -232,7 +232,8 @@ class Session:
         except Cancelled:
             return
         except Exception as error:
-            reason = str(error) if isinstance(error, EdgeError) else f"{type(error).__name__}: {error}"
+            # What the app's own code says may tell of its files and data.
+            reason = str(error) if isinstance(error, EdgeError) else f"{type(error).__name__} on this device"
             if isinstance(job.cause, Task):
                 self.link.send(_declined(job.cause, reason))
             if isinstance(error, _FATAL) or not isinstance(error, EdgeError):

@@ -12,7 +12,7 @@ from edge_sdk.augment import augmented
 from edge_sdk.bundle import MAX_BYTES, Bundle
 from edge_sdk.data import Dataset, as_dataset, split_held_out
 from edge_sdk.description import Sharing, describe, refuse_unshared
-from edge_sdk.errors import DataError, ProtocolError, TensorError
+from edge_sdk.errors import BundleError, DataError, ProtocolError, TensorError
 from edge_sdk.exchange import Exchange
 from edge_sdk.features import Describer, open_describer
 from edge_sdk.link import Link
@@ -81,13 +81,8 @@ class Worker:
             self.workspace.keep(bundle.data)
             self._opened = (bundle.sha256, bundle, self.engine.open(bundle))
 
-    def load(self, bundle: Ref, model: Ref, exchange: Exchange, cancelled: Cancellation) -> Tensors:
-        """Open the run's bundle and set the model's weights, fetching what is not here; returns the weights.
-
-        Raises:
-            BundleError: what the run calls its bundle is none.
-            TensorError: the model is not one of this bundle.
-        """
+    def open(self, bundle: Ref, exchange: Exchange, cancelled: Cancellation) -> tuple[Bundle, Runtime]:
+        """Open the run's bundle, fetching it if it is not here; BundleError if it is none."""
         if self._opened is None or self._opened[0] != bundle.hash:
             if self._opened is not None:
                 logger.warning(
@@ -97,12 +92,26 @@ class Worker:
                 )
             self.adopt(Bundle.read(self._fetch(bundle, MAX_BYTES, exchange, cancelled)))
         assert self._opened is not None
-        _, opened, runtime = self._opened
+        return self._opened[1:]
+
+    def load(
+        self, bundle: Ref, model: Ref, exchange: Exchange, cancelled: Cancellation, *, lent: bool = False
+    ) -> Tensors:
+        """Open the run's bundle and set the model's weights, fetching what is not here; returns the weights.
+
+        Args:
+            lent: the model is on its way along a chain of devices, and is not one to predict with.
+
+        Raises:
+            BundleError: what the run calls its bundle is none.
+            TensorError: the model is not one of this bundle.
+        """
+        opened, runtime = self.open(bundle, exchange, cancelled)
         limit = opened.manifest.nbytes + SAFETENSORS_OVERHEAD
         weights = decode(self._fetch(model, limit, exchange, cancelled), opened.manifest.specs)
         runtime.set_weights(weights)
         newest = Newest(bundle.hash, model.hash)
-        if newest != self.workspace.newest:
+        if not lent and newest != self.workspace.newest:
             self.workspace.set_newest(newest)
             if self.on_model is not None:
                 self.on_model()
@@ -127,26 +136,42 @@ class Worker:
         refuse_unshared(task, self.sharing)
         data_set = self._data_for(task)
         link.send(Taken(**key_of(task), examples=len(data_set[1])))
-        received = self.load(task.bundle, task.model, exchange, cancelled)
-        assert self._opened is not None
-        _, bundle, runtime = self._opened
+        bundle, runtime = self.open(task.bundle, exchange, cancelled)
+        if task.kind == "describe":
+            told = self._describe(task, bundle, *data_set, cancelled)
+            self._tell(task, told, len(data_set[1]), exchange, cancelled)
+            return None
+        received = self.load(task.bundle, task.model, exchange, cancelled, lent=task.hop > 0)
+        if task.kind == "statistics":
+            told = class_statistics(
+                runtime,
+                bundle.manifest,
+                *data_set,
+                covariance=task.covariance,
+                rank=task.rank,
+                withhold_below=self.sharing.withhold_below,
+                cancelled=cancelled,
+            )
+            self._tell(task, told, len(data_set[1]), exchange, cancelled)
+            return None
         if task.kind == "evaluate":
             sums = training.evaluate(runtime, bundle.manifest, *data_set)
             loss = _finite(sums.loss)
             report = Report(**key_of(task), loss=loss, correct=sums.correct, examples=sums.examples)
             exchange.deliver(report, b"", timeout=task.deadline, cancelled=cancelled)
             return None
-        if task.kind == "train":
-            delta = self._train(task, bundle.manifest, runtime, received, *data_set, cancelled)
-            data = encode(delta)
-        else:
-            data = encode(self._describe(task, bundle, runtime, *data_set, cancelled))
+        data = encode(self._train(task, bundle.manifest, runtime, received, *data_set, cancelled))
         offer = Offer(**key_of(task), blob=reference(data, chunk=task.model.chunk), examples=len(data_set[1]))
-        if task.kind == "train":
-            self.workspace.set_pending(offer, data)
-            return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
+        self.workspace.set_pending(offer, data)
+        return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
+
+    def _tell(
+        self, task: Task, told: Tensors, examples: int, exchange: Exchange, cancelled: Cancellation
+    ) -> None:
+        """Deliver what is made anew in seconds, and so is not kept over restarts."""
+        data = encode(told)
+        offer = Offer(**key_of(task), blob=reference(data, chunk=task.model.chunk), examples=examples)
         exchange.deliver(offer, data, timeout=task.deadline, cancelled=cancelled)
-        return None
 
     def _train(
         self,
@@ -181,36 +206,23 @@ class Worker:
         return delta
 
     def _describe(
-        self,
-        task: Task,
-        bundle: Bundle,
-        runtime: Runtime,
-        dataset: Dataset,
-        indices: Array,
-        cancelled: Cancellation,
+        self, task: Task, bundle: Bundle, dataset: Dataset, indices: Array, cancelled: Cancellation
     ) -> Tensors:
-        """What the task wants to know of ``dataset[indices]``."""
-        if task.kind == "statistics":
-            return class_statistics(
-                runtime,
-                bundle.manifest,
+        """What the task wants to know of ``dataset[indices]``, and the app lets it know."""
+        try:
+            return describe(
                 dataset,
                 indices,
-                covariance=task.covariance,
-                rank=task.rank,
-                withhold_below=self.sharing.withhold_below,
+                bundle.manifest,
+                task.wants,
+                self.sharing,
+                trained=lambda: self._augment(task, dataset, indices),
+                open_describer=lambda: self.engine.open_describer(bundle),
                 cancelled=cancelled,
             )
-        return describe(
-            dataset,
-            indices,
-            bundle.manifest,
-            task.wants,
-            self.sharing,
-            trained=self._augment(task, dataset, indices),
-            open_describer=lambda: self.engine.open_describer(bundle),
-            cancelled=cancelled,
-        )
+        except BundleError as error:
+            # It can train all the same.
+            raise ProtocolError(f"the data cannot be described: {error}") from None
 
     def _data_for(self, task: Task) -> tuple[Dataset, Array]:
         """The examples that the task is about."""

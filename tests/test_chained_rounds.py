@@ -11,6 +11,7 @@ from edge_sdk.description import Sharing
 from edge_sdk.protocol.messages import Cancel, Declined, Offer, Taken, Task, key_of
 from edge_sdk.tensors import encode
 from edge_server.replay import replay
+from edge_server.rows import WorkKey
 from edge_server.store import Store
 
 SHARING = Sharing(histogram=True, withhold_below=0)
@@ -227,3 +228,42 @@ def test_a_device_that_comes_later_is_asked_before_the_next_round(fleet, norm):
     kinds = [offer.kind for _, offer in fleet.heard(Offer, "b")]
     assert kinds[0] == "describe"
     assert set(kinds[1:]) == {"train"}
+
+
+def test_a_device_that_declines_to_describe_its_augmented_data_is_not_asked_for_ever(fleet, norm):
+    results = []
+    _, server = fleet.serve(norm, participants=2, chain=2, augmentation=1.0, on_round=results.append)
+    allowed = iter([True, False])
+    fleet.device("few", of_class(0, 4), sharing=SHARING, may_train=lambda: next(allowed, True))
+    fleet.device("many", joined(of_class(1, 20), of_class(2, 20), of_class(3, 20)), sharing=SHARING)
+    server.result()
+    asked = {(device, task.round) for device, task in fleet.heard(Task) if task.kind == "describe"}
+    assert asked == {("few", 0), ("many", 0), ("few", 1), ("many", 1)}
+    assert results[0].participants == 2
+
+
+def test_a_server_that_starts_anew_between_two_descriptions_makes_its_plan(fleet, norm):
+    options = {"participants": 2, "chain": 2, "augmentation": 1.0, "rounds": 1}
+    server, thread = fleet.serve(norm, **options)
+    many = joined(of_class(1, 20), of_class(2, 20), of_class(3, 20))
+    fleet.device("few", of_class(0, 4), sharing=SHARING)
+    quiet = FakeDevice(fleet.broker, "quiet")
+    quiet.join()
+    quiet.task()  # which it never takes, so that the descriptions stay open
+    until(lambda: [o for _, o in fleet.heard(Offer, "few") if o.kind == "describe"])
+    until(lambda: stored_descriptions(fleet))
+    server.stop()
+    thread.result()
+    quiet.leave()
+    _, again = fleet.serve(norm, **options)
+    fleet.device("many", many, sharing=SHARING)
+    again.result()
+    taken = {device: t.examples for device, t in fleet.heard(Taken) if t.kind == "train"}
+    assert taken == {"few": 16, "many": 60}
+    first = [o for _, o in fleet.heard(Offer, "few") if (o.kind, o.round) == ("describe", 0)]
+    assert len({o.blob.hash for o in first}) == 1
+
+
+def stored_descriptions(fleet):
+    store = Store(fleet.folder / "server", exclusive=False)
+    return store.results(WorkKey(store.runs()[-1].id, 0, 0, "describe"))

@@ -18,7 +18,7 @@ def told(paper, sharing, wants=("histogram",), trained=(DATA, EVERY)):
         paper.manifest,
         wants,
         sharing,
-        trained=trained,
+        trained=lambda: trained,
         open_describer=lambda: pytest.fail("no image need be looked at"),
     )
 
@@ -78,7 +78,7 @@ COUNTS = np.array([1, 0, 2, 3], np.int64)
 
 
 def test_a_description_is_read_back(paper):
-    read = check_description(encode({"histogram": COUNTS}), ("histogram",), paper.manifest)
+    read = check_description(encode({"histogram": COUNTS}), ("histogram",), paper.manifest, max_examples=6)
     np.testing.assert_array_equal(read["histogram"], COUNTS)
 
 
@@ -87,7 +87,7 @@ def test_a_descriptor_that_could_not_be_compared_is_refused(describing, fact):
     (spec,) = description_specs((fact,), describing.manifest)
     rogue = np.full(spec.shape, (1 << 53) + 2, spec.dtype)
     with pytest.raises(TensorError, match="beyond 2"):
-        check_description(encode({fact: rogue}), (fact,), describing.manifest)
+        check_description(encode({fact: rogue}), (fact,), describing.manifest, max_examples=100)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,8 @@ def test_a_descriptor_that_could_not_be_compared_is_refused(describing, fact):
         (b"not tensors", "not a valid safetensors file"),
         (encode({}), "is empty"),
         (encode({"histogram": -COUNTS}), "negative count"),
+        (encode({"histogram": COUNTS}), "claims 6 examples, over the limit of 5"),
+        (encode({"histogram": np.full(4, 1 << 62)}), "over the limit"),
         (encode({"histogram": COUNTS[:3]}), "expected int64"),
         (encode({"histogram": COUNTS.astype(np.float64)}), "expected int64"),
         (encode({"histogram": COUNTS, "secret": COUNTS}), "not part of this model"),
@@ -103,4 +105,4 @@ def test_a_descriptor_that_could_not_be_compared_is_refused(describing, fact):
 )
 def test_a_description_that_was_not_asked_for_or_cannot_be_true_is_refused(paper, data, complaint):
     with pytest.raises(TensorError, match=complaint):
-        check_description(data, ("histogram",), paper.manifest)
+        check_description(data, ("histogram",), paper.manifest, max_examples=5)

@@ -154,7 +154,7 @@ def assignments(bundle):
     described = [Descriptions(config=run.config, bundle=bundle, plan=plan) for plan in ({}, {0: 2.0})]
     return [
         training,
-        Assessment.open(training, ["a"], now=0.0),
+        Assessment.open(training, ["a"], again=False, now=0.0),
         *(Describing.of(run, known, ["a"], now=0.0) for known in described),
         FeatureStatistics.of(run, bundle, ["a"], now=0.0),
     ]

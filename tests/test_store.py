@@ -9,7 +9,7 @@ from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Offer
 from edge_sdk.tensors import sha256
 from edge_server import RunConfig
-from edge_server.rows import AcceptedResult, RoundRow
+from edge_server.rows import AcceptedResult, RoundRow, WorkKey
 from edge_server.store import Store
 
 CONFIG = RunConfig(fleet="f", rounds=3, lr=0.1, bounds={"mean": 5}, participants=0.5)
@@ -271,3 +271,28 @@ def test_what_is_on_the_broker_is_remembered_by_fleet(store):
 def test_an_unknown_run_is_named(store):
     with pytest.raises(RunError, match="no run nothing"):
         store.get("nothing")
+
+
+def test_bytes_that_an_attempt_and_its_repetition_share_are_not_kept(store):
+    run = begin(store)
+    first = open_round(store, run)
+    accept(store, first, "a", b"the same")
+    store.repeat(first)
+    second = open_round(store, run, attempt=1)
+    accept(store, second, "a", b"the same")
+    store.aggregate(second, model=b"model 1", state=b"state 1", old_state=run.state, keep=False)
+    assert not has(store, b"the same")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_descriptions_go_with_their_run(store, ends):
+    run = begin(store)
+    key = WorkKey(run.id, 0, 0, "describe")
+    accept(store, key, "a", b"description")
+    assert has(store, b"description")
+    if ends:
+        store.end(run.id)
+    else:
+        store.forget(run.id)
+    assert not has(store, b"description")
+    assert store.results(key) == []

@@ -46,7 +46,10 @@ class Call:
         for device in devices:
             known = self.registry.get(device)
             if known is not None and known.present:
-                self.desk.tell(device, self.make_task(device, known.nonce, self.deadline - now))
+                left = self.deadline - now
+                if isinstance(self.cohort, Relay):
+                    left = min(left, self._began.get(device, now) + self.turn - now)
+                self.desk.tell(device, self.make_task(device, known.nonce, left))
                 self._asked_at[device] = now
 
     def collected(self, now: float) -> bool:

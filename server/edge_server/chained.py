@@ -123,6 +123,8 @@ class ChainedRound(TrainingRound):
         """Note that a hop is in."""
         TrainingRound.count(self, result)
         self._chain(result.device).credit(result.device, result.examples)
+        # The data may have grown when its next turn comes.
+        self.declared.pop(result.device, None)
         self.hops += 1
 
     def close(self) -> None:

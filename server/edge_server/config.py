@@ -99,7 +99,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     virtual_features: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     virtual_balance: Literal["equal", "frequency"] = "equal"
     calibration_epochs: Annotated[int, Meta(ge=1, le=10_000)] = 10
-    calibration_lr: Rate = 0.05
+    calibration_lr: Annotated[float, Meta(gt=0, le=100)] = 0.05
     participants: int | float = 10
     over_selection: Annotated[float, Meta(ge=1, le=10)] = 1.0
     min_devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 0

@@ -250,6 +250,8 @@ class Coordinator:
             if undescribed := self._known.undescribed(present):
                 self._fire(Event.UNDESCRIBED)
                 self._ask(Describing.of(self.run, self._known, undescribed, now=now))
+            elif self._known.plan is None:
+                self.store.set_multiples(self.run.id, self._known.make_plan())
             else:
                 self._open_round(present, now)
             return
@@ -274,8 +276,6 @@ class Coordinator:
         assert isinstance(work, Describing)
         self._fleet.call_off("the descriptions are in")
         self._known.conclude(work.asked)
-        if self._known.plan is None:
-            self.store.set_multiples(self.run.id, self._known.make_plan())
         self._fire(Event.DESCRIBED)
 
     def _open_round(self, present: list[str], now: float) -> None:
@@ -359,7 +359,8 @@ class Coordinator:
         elif config.evaluation == "server" and self.evaluator is not None:
             self._evaluating = self._pool.submit(self.evaluator.evaluate, self._state.weights)
         elif config.evaluation == "devices" and present:
-            self._ask(Assessment.open(self._training(), present, now=now))
+            again = self._statistics is not None
+            self._ask(Assessment.open(self._training(), present, again=again, now=now))
         elif config.evaluation != "devices" or now - self._since > config.grace:
             self._conclude(None)
 

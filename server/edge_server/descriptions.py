@@ -11,7 +11,7 @@ import numpy as np
 from edge_sdk.bundle import Bundle
 from edge_sdk.description import check_description, description_specs
 from edge_sdk.protocol.messages import Augmentation, Fact, to_number
-from edge_sdk.tensors import Array
+from edge_sdk.tensors import Array, Tensors
 from edge_sdk.work import SAFETENSORS_OVERHEAD
 from edge_server.assignment import Assignment
 from edge_server.cohort import Cohort
@@ -40,7 +40,7 @@ class Descriptions:
     plan: dict[int, float] | None
     histograms: dict[str, Array] = field(default_factory=dict)
     descriptors: dict[str, Array] = field(default_factory=dict)
-    _done: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)
     _groups: dict[str, int] | None = None
 
@@ -50,9 +50,9 @@ class Descriptions:
         plan = run.multiples if run.config.augmentation else {}
         known = cls(config=run.config, bundle=bundle, plan=plan)
         for stage in (0, PLANNED) if plan else (0,):
+            known._told.clear()
             for result in store.results(WorkKey(run.id, stage, 0, "describe")):
-                tensors = check_description(store.blob(result.hash), known.facts, bundle.manifest)
-                known.add(result.device, tensors, final=bool(stage) or not plan)
+                known.add(result.device, known.check(store.blob(result.hash)))
         return known
 
     @property
@@ -64,33 +64,41 @@ class Descriptions:
         """Devices that have yet to be asked."""
         if not self.facts:
             return []
-        return [device for device in present if device not in self._done and device not in self._silent]
+        return [device for device in present if device not in self._told and device not in self._silent]
 
-    def add(self, device: str, tensors: Mapping[str, Array], *, final: bool) -> None:
-        """Note what a device has said; ``final`` unless it says more once there is a plan."""
+    def check(self, data: bytes) -> Tensors:
+        """The tensors of a description; TensorError if they are not what was asked for, or cannot be true."""
+        return check_description(
+            data, self.facts, self.bundle.manifest, max_examples=self.config.max_examples
+        )
+
+    def add(self, device: str, tensors: Mapping[str, Array]) -> None:
+        """Note what a device has said."""
+        self._told.add(device)
         if "histogram" in tensors:
             self.histograms[device] = tensors["histogram"]
         for name in ("descriptor", "feature"):
             if name in tensors:
                 self.descriptors[device] = tensors[name]
                 self._groups = None
-        if final:
-            self._done.add(device)
 
     def conclude(self, asked: Iterable[str]) -> None:
         """Those of ``asked`` that have said nothing are asked no more until they come anew."""
-        self._silent |= set(asked) - self._done - self.histograms.keys() - self.descriptors.keys()
+        self._silent |= set(asked) - self._told
 
     def come_anew(self, device: str) -> None:
         """The device has joined: it may be asked once more."""
         self._silent.discard(device)
 
     def make_plan(self) -> dict[int, float]:
-        """Fix by how much each class is augmented, from the histograms so far (section III-C, step 2)."""
+        """Fix by how much each class is augmented, from the histograms so far (section III-C, step 2).
+
+        Where anything is, devices are asked once more: what counts is their data after it.
+        """
         total = np.sum(list(self.histograms.values()), axis=0) if self.histograms else np.zeros(1, np.int64)
         self.plan = multiples(total, self.config.augmentation)
-        if not self.plan:
-            self._done |= self.histograms.keys() | self.descriptors.keys()
+        if self.plan:
+            self._told.clear()
         return self.plan
 
     def histograms_of(self, devices: Iterable[str]) -> dict[str, Array]:
@@ -153,9 +161,9 @@ class Describing(Assignment):
         return sum(spec.nbytes for spec in specs) + SAFETENSORS_OVERHEAD
 
     def check(self, device: str, data: bytes) -> Mapping[str, Any]:  # noqa: ARG002 - all say the same
-        """The tensors of a description; TensorError if they are not what was asked for."""
-        return check_description(data, self.known.facts, self.bundle.manifest)
+        """The tensors of a description; TensorError if they are not what was asked for, or cannot be true."""
+        return self.known.check(data)
 
     def take(self, result: AcceptedResult, tensors: Mapping[str, Any]) -> None:
         """Note it."""
-        self.known.add(result.device, tensors, final=self.known.plan is not None)
+        self.known.add(result.device, tensors)

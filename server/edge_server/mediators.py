@@ -10,6 +10,8 @@ from edge_sdk.errors import RunError
 from edge_sdk.tensors import Array
 
 LARGEST_ALPHA = 10.0
+LARGEST_MULTIPLE = 100.0
+"""More copies of one example teach nothing, and one device's lies must not drown the others in copies."""
 DECIMALS = 3
 """Of a multiple: the same short number wherever it is read, and many fit into a message."""
 # Candidates that differ by rounding alone are equal, whatever order a machine sums in.
@@ -27,7 +29,7 @@ def multiples(histogram: Array, alpha: float) -> dict[int, float]:
         alpha: from 0 to 10.
 
     Returns:
-        Of each class below the mean that has examples: its multiple, above 1, to three decimals.
+        Of each class below the mean that has examples: its multiple, above 1, at most 100, to three decimals.
 
     Raises:
         RunError: α outside its range, or counts that are no counts.
@@ -42,7 +44,10 @@ def multiples(histogram: Array, alpha: float) -> dict[int, float]:
         return {}
     mean = counts.mean()
     rare = np.flatnonzero((counts > 0) & (counts < mean))
-    found = {int(label): round(float((mean / counts[label]) ** alpha), DECIMALS) for label in rare}
+    wanted = np.minimum((mean / counts[rare]) ** alpha, LARGEST_MULTIPLE)
+    found = {
+        int(label): round(float(multiple), DECIMALS) for label, multiple in zip(rare, wanted, strict=True)
+    }
     return {label: multiple for label, multiple in found.items() if multiple > 1}
 
 

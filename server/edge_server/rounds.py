@@ -187,14 +187,18 @@ class Assessment(Assignment):
     correct: int = 0
 
     @classmethod
-    def open(cls, training: TrainingRound, present: list[str], *, now: float) -> Assessment:
-        """Ask as many of the devices that are present as a round has."""
+    def open(cls, training: TrainingRound, present: list[str], *, again: bool, now: float) -> Assessment:
+        """Ask as many of the devices that are present as a round has.
+
+        Args:
+            again: the calibrated model is evaluated, under a key of its own.
+        """
         row, config = training.row, training.config
         wanted = config.cohort_size(len(present))
         order = random_order(present, seed=config.seed + 1, round_number=row.round, attempt=row.attempt)
         cohort = Cohort(wanted=wanted, asked=wanted, order=order)
         cohort.call()
-        key = WorkKey(row.run, row.round, row.attempt, "evaluate")
+        key = WorkKey(row.run, row.round, row.attempt + again, "evaluate")
         return cls(key=key, cohort=cohort, config=config, bundle=training.bundle, began=now)
 
     def details(self, device: str) -> Mapping[str, Any]:  # noqa: ARG002 - all are asked the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import Dataset
-from edge_sdk.errors import RunError
+from edge_sdk.errors import RunError, TensorError
+from edge_sdk.manifest import Manifest
+from edge_sdk.statistics import statistics_nbytes
 from edge_sdk.tensors import encode
 from edge_sdk.transport import Credentials, MqttTransport, Transport
 from edge_server.config import RunConfig
@@ -22,6 +25,8 @@ from edge_server.rounds import RoundResult
 from edge_server.rows import RunRow
 from edge_server.store import Store
 
+MOST_STATISTICS = 1 << 30
+"""Bytes of a device's class statistics."""
 MOST_CLASSES = 600
 """Classes whose multiples fit into one message."""
 
@@ -87,6 +92,10 @@ class Server:
             )
         if config.selection == "grouped" and self._bundle.manifest.describe is None:
             raise RunError("grouping needs a bundle that can describe data: export it with --describe")
+        if config.selection == "grouped" and importlib.util.find_spec("sklearn") is None:
+            raise RunError("grouping needs scikit-learn: pip install 'edge-sdk-fl[server]'")
+        if config.calibration != "none":
+            _check_statistics_size(config, self._bundle.manifest)
         if config.augmentation and self._bundle.manifest.classes > MOST_CLASSES:
             raise RunError(f"augmentation is for at most {MOST_CLASSES} classes: set it to 0")
         self._transport = (
@@ -164,6 +173,21 @@ class Server:
     def _begin(self, store: Store) -> RunRow:
         state = self._config.make_strategy().init(self._bundle.weights, self._bundle.manifest.rules)
         return store.begin(self._config, self._bundle.data, encode(state.weights), state.to_bytes())
+
+
+def _check_statistics_size(config: RunConfig, manifest: Manifest) -> None:
+    """RunError, at the start and not at the end, if devices could not send what calibration asks for."""
+    try:
+        size = statistics_nbytes(
+            manifest.classes, manifest.feature_size, config.covariance, config.covariance_rank
+        )
+    except TensorError as error:
+        raise RunError(str(error)) from None
+    if size > MOST_STATISTICS:
+        raise RunError(
+            f"a {config.covariance} covariance of {manifest.feature_size} features for {manifest.classes} "
+            f"classes takes {size:,} bytes a device: set covariance to diagonal or low_rank"
+        )
 
 
 def _result(figures: dict[str, Any]) -> RoundResult:

@@ -268,15 +268,17 @@ class Store:
     def forget(self, run: str) -> None:
         """Remove a run that has opened no round."""
         with self._transaction() as connection:
+            _unlearn(connection, run, ["describe"])
             connection.execute(sa.delete(_runs).where(_runs.c.id == run))
 
     def end(self, run: str) -> None:
-        """Record that all rounds are done. What devices have said of their data is needed no longer."""
+        """Record that all rounds are done. What devices have said of their data is needed no longer.
+
+        Statistics are kept where updates are, for replay.
+        """
+        kept = self.get(run).config.keep_updates
         with self._transaction() as connection:
-            described = sa.and_(_results.c.run == run, _results.c.kind == "describe")
-            hashes = connection.execute(sa.select(_results.c.hash).where(described)).scalars().all()
-            connection.execute(sa.delete(_results).where(described))
-            _forget(connection, set(hashes), None)
+            _unlearn(connection, run, ["describe"] if kept else ["describe", "statistics"])
             connection.execute(sa.update(_runs).where(_runs.c.id == run).values(ended=True))
 
     def rounds(self, run: str, *, number: int | None = None) -> list[RoundRow]:
@@ -355,9 +357,21 @@ def _forget(connection: sa.Connection, hashes: set[str], key: Key | None) -> Non
     """Delete blobs of a piece of work, except those that anything else has with the same bytes."""
     needed = [sa.select(column) for column in (_runs.c.bundle, _runs.c.model, _runs.c.state)]
     others = sa.select(_results.c.hash)
-    needed.append(others.where(sa.not_(_is_of(_results, key))) if key is not None else others)
+    if key is not None:
+        # Other attempts at the round have ended as this one has.
+        same = (_results.c.run == key.run, _results.c.round == key.round, _results.c.kind == key.kind)
+        others = others.where(sa.not_(sa.and_(*same)))
+    needed.append(others)
     unused = [_blobs.c.hash.not_in(query) for query in needed]
     connection.execute(sa.delete(_blobs).where(_blobs.c.hash.in_(hashes), *unused))
+
+
+def _unlearn(connection: sa.Connection, run: str, kinds: list[str]) -> None:
+    """Delete what devices have said of their data, rows and bytes."""
+    told = sa.and_(_results.c.run == run, _results.c.kind.in_(kinds))
+    hashes = set(connection.execute(sa.select(_results.c.hash).where(told)).scalars())
+    connection.execute(sa.delete(_results).where(told))
+    _forget(connection, hashes, None)
 
 
 def _is_of(table: sa.Table, key: Key) -> sa.ColumnElement[bool]:

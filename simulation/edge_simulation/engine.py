@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import Dataset
-from edge_sdk.errors import RunError, TensorError
 from edge_sdk.tensors import Array, Tensors, encode
-from edge_sdk.update import check_update
-from edge_server.aggregation import MeanUpdate, Precision, WeightedSum
 from edge_server.calibration import Settings, calibrate
-from edge_server.chain import Chain
-from edge_server.cohort import Cohort
 from edge_server.config import RunConfig
 from edge_server.evaluation import Evaluation, Evaluator
 from edge_server.grouping import group
-from edge_server.mediators import chains, divergence, multiples
+from edge_server.mediators import multiples
 from edge_server.rounds import RoundResult
-from edge_server.selection import select
 from edge_simulation.checkpoint import Checkpoint
 from edge_simulation.devices import Devices, Share
+from edge_simulation.simulated_round import SimulatedRound, Told
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +101,7 @@ def simulate(
         state, lines = found
     for number in range(len(lines) + 1, config.rounds + 1):
         began = time.perf_counter()
-        one = _Round(fleet, told, number, state.weights)
+        one = SimulatedRound(fleet, told, number, state.weights)
         state = strategy.apply(state, one.mean())
         seconds = time.perf_counter() - began
         wanted = evaluator is not None and (number % evaluate_every == 0 or number == config.rounds)
@@ -133,15 +128,18 @@ def simulate(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What the server knows of the devices' data: groups and label histograms by device, where it asked."""
+def calibration_of(config: RunConfig) -> Settings:
+    """The calibration that the run's settings ask for."""
+    return Settings(
+        per_class=config.virtual_features,
+        balance=config.virtual_balance,
+        epochs=config.calibration_epochs,
+        lr=config.calibration_lr,
+        seed=config.seed,
+    )
 
-    groups: Mapping[str, int]
-    histograms: Mapping[str, Array]
 
-
-def _describe(fleet: Devices, descriptors: Mapping[str, Array] | None) -> tuple[_Told, int]:
+def _describe(fleet: Devices, descriptors: Mapping[str, Array] | None) -> tuple[Told, int]:
     """Describe the data, plan and do the augmentation, form the groups; and the bytes that it took."""
     config, facts = fleet.config, fleet.config.facts()
     groups: dict[str, int] = {}
@@ -162,112 +160,4 @@ def _describe(fleet: Devices, descriptors: Mapping[str, Array] | None) -> tuple[
         for device in fleet.ids:
             told[device][config.descriptor] = found[device]
         groups = group(found, groups=config.cohort_size(len(fleet.ids)), seed=config.seed)
-    return _Told(groups, histograms), times * sum(len(encode(facts)) for facts in told.values() if facts)
-
-
-@dataclass(slots=True)
-class _Round:
-    fleet: Devices
-    told: _Told
-    number: int
-    weights: Tensors
-    participants: int = 0
-    hops: int = 0
-    chains: list[Chain] = field(default_factory=list)
-    total: WeightedSum = field(init=False)
-    precision: Precision = field(init=False)
-
-    def mean(self) -> MeanUpdate:
-        """Select, train, and take the mean."""
-        config, manifest = self.fleet.config, self.fleet.bundle.manifest
-        cohort = select(
-            self.fleet.ids,
-            wanted=config.cohort_size(len(self.fleet.ids)),
-            over_selection=config.over_selection,
-            groups=self.told.groups,
-            seed=config.seed,
-            round_number=self.number,
-            attempt=0,
-        )
-        self.precision = config.precision(cohort.wanted)
-        self.total = WeightedSum(manifest.specs, manifest.rules, self.precision)
-        if config.chain:
-            self._train_in_chains(cohort.call())
-        else:
-            self._train_apart(cohort)
-        if self.participants < config.min_participants:
-            raise RunError(
-                f"round {self.number}: training stayed finite on {self.participants} devices, of at least "
-                f"{config.min_participants}: lower the learning rate"
-            )
-        return self.total.mean()
-
-    def result(self, evaluation: Evaluation | None, seconds: float) -> RoundResult:
-        """The round's line."""
-        size = len(encode(self.weights))
-        joint = [
-            divergence(np.sum([self.told.histograms[device] for device in chain.devices], axis=0))
-            for chain in self.chains
-        ]
-        return RoundResult(
-            round=self.number,
-            attempt=0,
-            accuracy=evaluation.accuracy if evaluation else None,
-            loss=evaluation.loss if evaluation else None,
-            participants=self.participants,
-            examples=self.total.examples,
-            bytes_up=self.hops * size,
-            bytes_down=self.hops * size,
-            seconds=seconds,
-            chains=len(self.chains),
-            divergence=float(np.mean(joint)) if joint else None,
-        )
-
-    def _train_apart(self, cohort: Cohort) -> None:
-        while not cohort.complete and (called := cohort.call()):
-            for device in called:
-                if cohort.complete:
-                    break
-                try:
-                    self.total.add(*self._train(device, self.weights))
-                    cohort.accept(device)
-                except TensorError:
-                    cohort.drop(device)
-        self.participants = len(cohort.accepted)
-
-    def _train_in_chains(self, devices: list[str]) -> None:
-        config = self.fleet.config
-        rules = self.fleet.bundle.manifest.rules
-        histograms = {device: self.told.histograms[device] for device in devices}
-        for ids in chains(histograms, longest=config.chain):
-            chain = Chain(ids, self.weights, passes=config.chain_passes)
-            while (device := chain.device) is not None:
-                try:
-                    update, examples = self._train(device, chain.weights, hop=chain.hop)
-                    # What a whole chain has made stays within the bounds of one update too.
-                    check_update(chain.update(chain.after(update)), rules, self.precision.bounds)
-                    chain.forward(update, examples)
-                except TensorError:
-                    chain.skip()
-            if chain.examples:
-                self.total.add(chain.update(), chain.examples)
-            self.chains.append(chain)
-            self.participants += len(chain.delivered)
-
-    def _train(self, device: str, weights: Tensors, *, hop: int = 0) -> tuple[Tensors, int]:
-        trained = self.fleet.train(
-            device, weights, round_number=self.number, hop=hop, bounds=self.precision.bounds
-        )
-        self.hops += 1
-        return trained
-
-
-def calibration_of(config: RunConfig) -> Settings:
-    """The calibration that the run's settings ask for."""
-    return Settings(
-        per_class=config.virtual_features,
-        balance=config.virtual_balance,
-        epochs=config.calibration_epochs,
-        lr=config.calibration_lr,
-        seed=config.seed,
-    )
+    return Told(groups, histograms), times * sum(len(encode(facts)) for facts in told.values() if facts)

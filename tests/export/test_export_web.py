@@ -6,12 +6,17 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from torch import nn
+from torch_oracle import Arrays, assert_steps_like_torch, feed_of, random_batch, torch_step
 
-from edge_export import export_bundle
+from edge_export.classifier import examine
 from edge_export.models import MobileNetV2
+from edge_export.onnx import lower
+from edge_export.programs import train
 
 WEB = Path(__file__).resolve().parent.parent / "web"
 
@@ -79,18 +84,40 @@ def test_a_program_gives_the_same_numbers_in_the_browsers_runtime(name, method, 
         np.testing.assert_allclose(found[output], tensor, rtol=1e-4, atol=1e-5, err_msg=output)
 
 
+def mobilenet_v2(activation: type[nn.Module]) -> nn.Module:
+    """MobileNetV2 without its dropout, with another activation in place of ReLU6."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MobileNetV2(dropout=0.0)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU6):
+                setattr(module, name, activation())
+    return model
+
+
+def step_in_web(web: Path, folder: Path, model: nn.Module, batch: Arrays) -> Arrays:
+    program = lower(train(examine(model, (3, 32, 32))))
+    taken = {value.name for value in onnx.load_model_from_string(program).graph.input}
+    feed = {name: value for name, value in feed_of(model, batch).items() if name in taken}
+    return run_in_web(web, folder, program, feed)
+
+
 @pytest.mark.full
-def test_mobilenet_v2_trains_in_the_browsers_runtime(web, tmp_path):
-    torch.manual_seed(0)
-    bundle = export_bundle(MobileNetV2(), (3, 32, 32))
-    program = bundle.program("onnx", "train")
-    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
-    known = train_feed(bundle, seed=1)
-    feed = {node.name: known[node.name] for node in session.get_inputs()}
-    expected = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
-    found = run_in_web(web, tmp_path, program, feed)
-    # The forward pass alone: over four samples a gradient through 35 kinks is rounding for the most part.
-    for output, tensor in expected.items():
-        if output in ("loss_sum", "correct") or "running" in output or "batches" in output:
-            np.testing.assert_allclose(found[output], tensor, rtol=1e-3, atol=1e-4, err_msg=output)
-        assert np.isfinite(found[output]).all()
+def test_mobilenet_v2_steps_as_torch_does_but_for_its_kinks(web, tmp_path):
+    # With ReLU6 a single one of 623,040 pre-activations that rounded to the other side of a kink, in ONNX
+    # Runtime as in PyTorch's float32 and not in the browser's runtime, moved weights by 0.37. By float64
+    # gradients on the side that each of them took, they are within 0.025 of steps of up to 29.
+    model, batch = mobilenet_v2(nn.SiLU), random_batch((3, 32, 32), 10, 5)
+    assert_steps_like_torch(step_in_web(web, tmp_path, model, batch), model, batch)
+
+
+@pytest.mark.full
+def test_mobilenet_v2_with_its_kinks_has_torchs_loss_and_statistics(web, tmp_path):
+    model, batch = mobilenet_v2(nn.ReLU6), random_batch((3, 32, 32), 10, 5)
+    found, expected = step_in_web(web, tmp_path, model, batch), torch_step(model, batch, torch.float64)
+    for name, value in expected.items():
+        if name == "loss_sum" or "running" in name:
+            result = found[name if name == "loss_sum" else f"new/{name}"]
+            np.testing.assert_allclose(result, value, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert all(np.isfinite(value).all() for value in found.values())

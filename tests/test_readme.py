@@ -11,6 +11,7 @@ import pytest
 
 from edge_sdk import Bundle
 from edge_sdk.data import save_npz
+from edge_server.config import make_config, read_toml
 from edge_simulation import MosquittoBroker, load_train_test
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +48,7 @@ def folders(tmp_path):
 
 
 def test_the_python_examples_train_a_fleet(folders):
-    export, serve, embed = blocks("python")
+    export, serve, embed, _ = blocks("python")
     server, *devices = folders
     run([sys.executable, "-c", export], server)
     with MosquittoBroker() as broker, ThreadPoolExecutor() as pool:
@@ -59,6 +60,17 @@ def test_the_python_examples_train_a_fleet(folders):
             assert "this is a " in device.result()
     before, after = (Bundle.read(server / name).weights for name in ("model.edge", "trained.edge"))
     assert all((before[name] != after[name]).any() for name in before)
+
+
+def test_the_skewed_settings_are_a_run_and_the_engine_runs_their_like(tmp_path):
+    export, *_, simulated = blocks("python")
+    (settings,) = blocks("toml")
+    (tmp_path / "skewed.toml").write_text(settings)
+    config = make_config(read_toml(tmp_path / "skewed.toml"))
+    assert config.facts() == ("histogram", "descriptor")
+    run([sys.executable, "-c", export], tmp_path)
+    said = run([sys.executable, "-c", simulated], tmp_path)
+    assert float(said.splitlines()[-1].split()[0]) > 50
 
 
 def test_the_shell_example_trains_a_fleet(folders):

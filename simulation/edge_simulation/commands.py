@@ -11,7 +11,10 @@ from edge_sdk.cli import Command
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data", default="digits", metavar="NAME|PATH", help="digits, fashion-mnist, cifar10, or your own"
+        "--data",
+        default="digits",
+        metavar="NAME|PATH",
+        help="digits, fashion-mnist, cifar10, cifar100, or your own",
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where a named data set's files are")
     parser.add_argument("--devices", type=int, default=12, metavar="N", help="processes (default 12)")

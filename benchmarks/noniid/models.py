@@ -16,8 +16,11 @@ NORMALISATION = {
 
 
 def load(data: str, folder: Path | None) -> TrainTest:
-    """``fashion`` or ``cifar10``."""
-    return load_train_test({"fashion": "fashion-mnist"}.get(data, data), folder)
+    """``fashion``, from Debian's package where it is not in ``folder`` too, or ``cifar10``."""
+    if data == "fashion":
+        own = folder is not None and (folder / "fashion-mnist").exists()
+        return load_train_test("fashion-mnist", folder if own else None)
+    return load_train_test(data, folder)
 
 
 def bundle_path(cache: Path, model: str, data: str) -> Path:

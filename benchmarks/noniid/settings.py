@@ -40,15 +40,15 @@ STRONG = {"fedavg": {}, "fedavgm": {"strategy": "fedavgm", "momentum": 0.97}}
 """With five devices a round."""
 
 FIRST_RATE = {
-    "fedavg": {"alpha0": 0.01, "alpha0_1": 0.03},
-    "fedprox": {"alpha0": 0.01, "alpha0_1": 0.03},
-    "fldg_l": {"alpha0": 0.03, "alpha0_1": 0.03},
-    "astraea": {"alpha0": 0.01, "alpha0_1": 0.03},
+    "fedavg": {"alpha0": 0.03},
+    "fedprox": {"alpha0": 0.03},
+    "fldg_l": {"alpha0": 0.03},
+    "astraea": {"alpha0": 0.03, "alpha0_1": 0.03},
     "fedavgm": {"alpha0": 0.003, "alpha0_1": 0.01, "iid": 0.03, "longtail": 0.03},
     "full": {"alpha0": 0.003, "alpha0_1": 0.01, "iid": 0.03, "longtail": 0.03},
 }
 """Where the search begins; 0.1 for what is not named."""
-FIRST_RATE_OF_FIVE = {"fedavg": 0.01, "fedavgm": 0.0003}
+FIRST_RATE_OF_FIVE = {"fedavg": 0.1, "fedavgm": 0.001}
 SAME_RATE = {"alpha100": "iid"}
 """Splits that take the rates of another one."""
 

@@ -188,7 +188,7 @@ class Session:
             if pending.run == welcome.run:
                 self._start(pending)
             else:
-                self.worker.workspace.clear_pending()
+                self.worker.workspace.clear_pending(accepted=False)
 
     def _on_task(self, task: Task) -> None:
         if self._job is not None and _same(self._job.cause, task):
@@ -214,7 +214,7 @@ class Session:
         if isinstance(cause, Offer):
             data = self.worker.workspace.blob(cause.blob.hash)
             if data is None:
-                self.worker.workspace.clear_pending()
+                self.worker.workspace.clear_pending(accepted=False)
                 return None
             return self.worker.hand_in(cause, data, self._exchange, cancelled, timeout=HAND_IN)
         assert self._welcome is not None

@@ -17,7 +17,14 @@ from edge_sdk.errors import TensorError
 Array: TypeAlias = npt.NDArray[Any]
 Tensors: TypeAlias = dict[str, Array]
 
-_NUMPY_OF = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+_NUMPY_OF = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+}
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from edge_sdk import training, update
+from edge_sdk import codec, training, update
 from edge_sdk.augment import augmented
 from edge_sdk.bundle import MAX_BYTES, Bundle
 from edge_sdk.data import Dataset, as_dataset, split_held_out
@@ -160,10 +160,23 @@ class Worker:
             report = Report(**key_of(task), loss=loss, correct=sums.correct, examples=sums.examples)
             exchange.deliver(report, b"", timeout=task.deadline, cancelled=cancelled)
             return None
-        data = encode(self._train(task, bundle.manifest, runtime, received, *data_set, cancelled))
+        delta = self._train(task, bundle.manifest, runtime, received, *data_set, cancelled)
+        data, residual = self._pack(task, bundle.manifest, delta)
         offer = Offer(**key_of(task), blob=reference(data, chunk=task.model.chunk), examples=len(data_set[1]))
-        self.workspace.set_pending(offer, data)
+        self.workspace.set_pending(offer, data, residual=residual)
         return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
+
+    def _pack(self, task: Task, manifest: Manifest, delta: Tensors) -> tuple[bytes, bytes | None]:
+        """The update as it travels, and what that loses, which the next update is to make up for."""
+        lost = self.workspace.residual(task.run) if task.codec != "fp32" else None
+        sent, residual = codec.quantise(
+            delta,
+            manifest.parameters,
+            task.codec,
+            seed=task.seed,
+            residual=decode(lost, manifest.trainable) if lost is not None else None,
+        )
+        return codec.pack(sent, task.compression), encode(residual) if residual else None
 
     def _tell(
         self, task: Task, told: Tensors, examples: int, exchange: Exchange, cancelled: Cancellation
@@ -263,7 +276,7 @@ class Worker:
             BrokerError: the server has not answered for ``timeout`` seconds.
         """
         receipt = exchange.deliver(offer, data, timeout=timeout, cancelled=cancelled)
-        self.workspace.clear_pending()
+        self.workspace.clear_pending(accepted=receipt.accepted)
         return receipt
 
     def _look(self) -> tuple[Dataset, Array, Array]:

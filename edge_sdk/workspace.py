@@ -21,8 +21,9 @@ from edge_sdk.tensors import sha256
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
-KEPT_BLOBS = 6
-"""Blobs kept: the bundle, the newest models, an update; the least recently used goes first."""
+KEPT_BLOBS = 8
+"""Blobs kept: the bundle, the newest models, an update, what rounds hand on; the least recently used goes
+first."""
 
 
 class Newest(msgspec.Struct, frozen=True):
@@ -32,8 +33,8 @@ class Newest(msgspec.Struct, frozen=True):
     model: str
 
 
-class Velocity(msgspec.Struct, frozen=True):
-    """The local velocity that a run's rounds hand on: SHA-256 of its tensors."""
+class Kept(msgspec.Struct, frozen=True):
+    """Tensors that a run's rounds hand on, by their SHA-256: the local velocity, or what codecs lost."""
 
     run: str
     tensors: str
@@ -112,30 +113,51 @@ class Workspace:
         """The finished update that no receipt has come for yet."""
         return self._read("pending.json", Offer)
 
-    def set_pending(self, offer: Offer, update: bytes) -> None:
-        """Keep a finished update until its receipt, over restarts."""
+    def set_pending(self, offer: Offer, update: bytes, *, residual: bytes | None = None) -> None:
+        """Keep a finished update until its receipt, over restarts.
+
+        Args:
+            residual: what the update's codec has lost, for the next update of the run if this one counts.
+        """
         self.keep(update)
+        (self.path / "pending-residual.json").unlink(missing_ok=True)
+        if residual is not None:
+            kept = Kept(offer.run, self.keep(residual))
+            write_atomically(self.path / "pending-residual.json", msgspec.json.encode(kept))
         write_atomically(self.path / "pending.json", msgspec.json.encode(offer))
 
-    def clear_pending(self) -> None:
-        """The update has its receipt."""
+    def clear_pending(self, *, accepted: bool) -> None:
+        """The update has its receipt; only if it counts, what its codec lost is to be made up for."""
+        lost = self.path / "pending-residual.json"
+        if accepted and lost.exists():
+            lost.replace(self.path / "residual.json")
+        lost.unlink(missing_ok=True)
         (self.path / "pending.json").unlink(missing_ok=True)
 
     def velocity(self, run: str) -> bytes | None:
         """The local velocity that an earlier round of ``run`` has left, if there is one."""
-        kept = self._read("velocity.json", Velocity)
-        return self.blob(kept.tensors) if kept is not None and kept.run == run else None
+        return self._kept("velocity.json", run)
+
+    def residual(self, run: str) -> bytes | None:
+        """What the codec of the run's last accepted update has lost, if there was one."""
+        return self._kept("residual.json", run)
 
     def set_velocity(self, run: str, tensors: bytes) -> None:
         """Keep the local velocity for the next round of ``run``, over restarts."""
-        kept = Velocity(run, self.keep(tensors))
+        kept = Kept(run, self.keep(tensors))
         write_atomically(self.path / "velocity.json", msgspec.json.encode(kept))
 
     def _referenced(self) -> set[str]:
-        newest, pending, velocity = self.newest, self.pending, self._read("velocity.json", Velocity)
+        newest, pending = self.newest, self.pending
         kept = {newest.bundle, newest.model} if newest else set()
-        kept |= {velocity.tensors} if velocity else set()
+        for name in ("velocity.json", "residual.json", "pending-residual.json"):
+            handed_on = self._read(name, Kept)
+            kept |= {handed_on.tensors} if handed_on else set()
         return kept | ({pending.blob.hash} if pending else set())
+
+    def _kept(self, name: str, run: str) -> bytes | None:
+        kept = self._read(name, Kept)
+        return self.blob(kept.tensors) if kept is not None and kept.run == run else None
 
     def _blob_path(self, digest: str) -> Path:
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):

@@ -6,6 +6,8 @@ from fleets import Fleet
 from quadrants import quadrants
 
 from edge_sdk import Sharing
+from edge_server.replay import replay
+from edge_server.store import Store
 from edge_simulation import simulate
 
 EVERYTHING = Sharing(histogram=True, descriptor=True, statistics=True, withhold_below=3)
@@ -54,3 +56,20 @@ def test_the_whole_stack_has_the_same_bits_in_one_process_and_over_a_wire(fleet,
         assert (line.participants, line.examples, line.chains) == (4, expected.examples, 2)
         assert (line.bytes_up, line.bytes_down) == (expected.bytes_up, expected.bytes_down)
         assert line.divergence == expected.divergence
+
+
+@pytest.mark.parametrize(("codec", "compression"), [("int8", "zstd"), ("fp16", "none")])
+def test_codecs_lose_the_same_in_one_process_and_over_a_wire(fleet, norm, codec, compression):
+    settings = {"rounds": 4, "participants": 2, "min_devices": 3, "codec": codec, "compression": compression}
+    lines = []
+    data = {f"d{number}": quadrants(20 + number, seed=number) for number in range(3)}
+    _, server = fleet.serve(norm, on_round=lines.append, **settings)
+    for name, mine in data.items():
+        fleet.device(name, mine)
+    over_the_wire = server.result().bundle.weights
+    simulated = simulate(norm, fleet.config(**settings), data)
+    for name, expected in simulated.weights.items():
+        np.testing.assert_array_equal(over_the_wire[name], expected, err_msg=name)
+    assert [line.bytes_up for line in lines] == [line.bytes_up for line in simulated.rounds]
+    store = Store(fleet.folder / "server", exclusive=False)
+    assert [r.same for r in replay(store, store.runs()[-1])] == [True] * 4

@@ -114,9 +114,29 @@ def test_a_finished_update_survives_a_restart(space):
 
 def test_an_update_with_a_receipt_is_forgotten(space):
     space.set_pending(offer_of(b"update"), b"update")
-    space.clear_pending()
-    space.clear_pending()
+    space.clear_pending(accepted=True)
+    space.clear_pending(accepted=True)
     assert space.pending is None
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_a_codec_has_lost_is_made_up_for_only_if_the_update_counts(space, accepted):
+    run = "a" * 32
+    space.set_pending(offer_of(b"first"), b"first", residual=b"lost of the first")
+    space.clear_pending(accepted=True)
+    space.set_pending(offer_of(b"second"), b"second", residual=b"lost of the second")
+    space = reopened(space)
+    space.clear_pending(accepted=accepted)
+    assert space.residual(run) == (b"lost of the second" if accepted else b"lost of the first")
+    assert space.residual("b" * 32) is None
+    space.close()
+
+
+def test_a_residual_belongs_to_the_update_that_it_came_with(space):
+    space.set_pending(offer_of(b"first"), b"first", residual=b"lost of the first")
+    space.set_pending(offer_of(b"second"), b"second")
+    space.clear_pending(accepted=True)
+    assert space.residual("a" * 32) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"\xff", b'{"type":"join"}', b"[" * 5000])

@@ -216,6 +216,8 @@ class Task(Key, frozen=True, kw_only=True):
     seed: Count = 0
     bounds: dict[str, Log2] = {}
     exponents: dict[str, Log2] = {}
+    codec: Literal["fp32", "fp16", "int8"] = "fp32"
+    compression: Literal["none", "zstd"] = "none"
     augmentation: Augmentation | None = None
     wants: tuple[Fact, ...] = ()
     covariance: Literal["full", "diagonal", "low_rank"] = "diagonal"

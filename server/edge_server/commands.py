@@ -58,6 +58,8 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "clip_norm": (float, "largest norm of a local gradient"),
     "schedule": (str, "of the learning rate: constant, exponential or cosine"),
     "decay": (float, "of the exponential schedule, a round"),
+    "codec": (str, "of updates: fp32, fp16 or int8"),
+    "compression": (str, "of updates: none or zstd"),
     "evaluation": (str, "server, devices or none"),
     "seed": (int, "of selection and shuffles"),
 }

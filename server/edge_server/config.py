@@ -72,6 +72,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         schedule: of ``lr`` over the rounds: ``constant``, ``exponential`` (times ``decay`` a round) or
             ``cosine`` (to 0 after the last round).
         evaluation: on the ``server``'s data, on the ``devices``' held-out shares, or ``none``.
+        codec: how updates travel: ``fp32``, ``fp16``, or ``int8`` with a scale a channel, rounded at random,
+            where each update makes up for what the one before it lost.
+        compression: of updates, ``none`` or ``zstd``.
         max_examples: the largest sample count that one device may claim.
         bounds: by rule of aggregation, base-2 logarithm of the largest magnitude in an update.
         chunk_bytes: of tensors in one message; the default fits a limit of 128 KB. What a broker with MQTT 5
@@ -119,6 +122,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
     decay: Annotated[float, Meta(gt=0, le=1)] = 0.99
     evaluation: Literal["server", "devices", "none"] = "server"
+    codec: Literal["fp32", "fp16", "int8"] = "fp32"
+    compression: Literal["none", "zstd"] = "none"
     max_examples: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 17
     bounds: dict[Literal["mean", "statistic", "counter"], Annotated[int, Meta(ge=-20, le=40)]] = {}
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28)] = CHUNK_BYTES

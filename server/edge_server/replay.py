@@ -14,8 +14,11 @@ import msgspec
 import numpy as np
 
 from edge_sdk.bundle import Bundle
+from edge_sdk.codec import unpack
 from edge_sdk.errors import RunError
-from edge_sdk.tensors import Array, Tensors, decode, encode, sha256
+from edge_sdk.tensors import Array, Tensors, encode, sha256
+from edge_sdk.work import SAFETENSORS_OVERHEAD
+from edge_server.config import RunConfig
 from edge_server.feature_statistics import calibrated
 from edge_server.rows import AcceptedResult, RoundRow, RunRow
 from edge_server.store import Store
@@ -58,11 +61,16 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
             # Statistics lead to virtual features by a seeded draw, which has no second definition.
             weights = calibrated(store, row, bundle, weights, run.config)
         else:
-            updates = [(r, decode(store.blob(r.hash), bundle.manifest.specs)) for r in results]
+            updates = [(r, _update(bundle, run.config, store.blob(r.hash))) for r in results]
             mine = _mediators(row, weights, updates) if row.chains else [(u, r.examples) for r, u in updates]
             weights, moments = _step(bundle, config, row, weights, moments, mine)
         participants = len({result.device for result in results})
         yield Replayed(row.round, participants, row.model_after, sha256(encode(weights)))
+
+
+def _update(bundle: Bundle, config: RunConfig, data: bytes) -> Tensors:
+    parameters, limit = bundle.manifest.parameters, bundle.manifest.nbytes + SAFETENSORS_OVERHEAD
+    return unpack(data, parameters, config.codec, config.compression, limit=limit)
 
 
 def _mediators(

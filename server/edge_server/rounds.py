@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edge_sdk.bundle import Bundle
+from edge_sdk.codec import unpack
 from edge_sdk.errors import ProtocolError
 from edge_sdk.protocol.messages import Augmentation, Report, number, to_number
-from edge_sdk.tensors import decode
 from edge_sdk.update import check_update
 from edge_sdk.work import SAFETENSORS_OVERHEAD
 from edge_server.aggregation import MeanUpdate, Precision, WeightedSum
@@ -109,6 +109,8 @@ class TrainingRound(Assignment):
             "seed": device_seed(config.seed, self.row.round, device, hop=self.hop_of(device)),
             "bounds": dict(self.precision.bounds),
             "exponents": dict(self.precision.exponents),
+            "codec": config.codec,
+            "compression": config.compression,
             "augmentation": self.augment(device),
         }
 
@@ -118,7 +120,8 @@ class TrainingRound(Assignment):
 
     def check(self, device: str, data: bytes) -> Mapping[str, Any]:  # noqa: ARG002 - a chain looks at it
         """The update's tensors; TensorError if they are not the model's, not finite, or beyond a bound."""
-        tensors = decode(data, self.bundle.manifest.specs)
+        parameters, config = self.bundle.manifest.parameters, self.config
+        tensors = unpack(data, parameters, config.codec, config.compression, limit=self.largest())
         check_update(tensors, self.bundle.manifest.rules, self.precision.bounds)
         return tensors
 

@@ -92,6 +92,8 @@ class Server:
             )
         if config.selection == "grouped" and self._bundle.manifest.describe is None:
             raise RunError("grouping needs a bundle that can describe data: export it with --describe")
+        if config.compression == "zstd" and importlib.util.find_spec("zstandard") is None:
+            raise RunError("compression needs zstandard: pip install 'edge-sdk-fl[zstd]'")
         if config.selection == "grouped" and importlib.util.find_spec("sklearn") is None:
             raise RunError("grouping needs scikit-learn: pip install 'edge-sdk-fl[server]'")
         if config.calibration != "none":

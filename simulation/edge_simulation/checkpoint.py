@@ -38,8 +38,11 @@ class Checkpoint:
     fleet: Devices
 
     def __post_init__(self) -> None:
-        if self.fleet.config.keep_momentum:
-            raise RunError("a checkpoint does not hold the devices' momentum: leave keep_momentum or it away")
+        if self.fleet.config.keep_momentum or self.fleet.config.codec != "fp32":
+            raise RunError(
+                "a checkpoint does not hold what devices keep between rounds: leave it, or keep_momentum and "
+                "codec, away"
+            )
 
     def load(self, strategy: Strategy) -> tuple[State, list[RoundResult]] | None:
         """State and lines so far; the fleet's count of steps goes on. None if nothing was saved.

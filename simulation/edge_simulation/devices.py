@@ -10,15 +10,17 @@ import numpy as np
 
 from edge_sdk.augment import Augmented, augmented
 from edge_sdk.bundle import Bundle
+from edge_sdk.codec import pack, quantise, unpack
 from edge_sdk.data import ArrayDataset, Dataset
 from edge_sdk.data.labels import histogram, labels_of
 from edge_sdk.errors import DataError
 from edge_sdk.features import open_describer
 from edge_sdk.runtime import Runtime, open_runtime
 from edge_sdk.statistics import class_statistics
-from edge_sdk.tensors import Array, Tensors
+from edge_sdk.tensors import Array, Tensors, encode
 from edge_sdk.training import LocalTraining, train
 from edge_sdk.update import check_update, difference
+from edge_sdk.work import SAFETENSORS_OVERHEAD
 from edge_server.config import RunConfig
 from edge_server.selection import device_seed
 
@@ -49,9 +51,13 @@ class Devices:
     runtime: Runtime = field(init=False)
     steps: int = field(default=0, init=False)
     """Local steps that all devices have done."""
+    bytes_sent: int = field(default=0, init=False)
+    """Of their updates."""
     _own: dict[str, tuple[Dataset, Array]] = field(default_factory=dict, init=False)
     _training: dict[str, tuple[Dataset, Array]] = field(default_factory=dict, init=False)
     _velocity: dict[str, Tensors] = field(default_factory=dict, init=False)
+    _plain_bytes: int = field(init=False)
+    _residual: dict[str, Tensors] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if not self.shares:
@@ -63,6 +69,7 @@ class Devices:
             self._own[device] = (dataset, indices)
         self._training = dict(self._own)
         self.runtime = open_runtime(self.bundle, threads=self.threads)
+        self._plain_bytes = len(encode(self.bundle.weights))
 
     @property
     def ids(self) -> list[str]:
@@ -131,7 +138,21 @@ class Devices:
             self._velocity[device] = self.runtime.get_velocity()
         update = difference(weights, self.runtime.get_weights())
         check_update(update, manifest.rules, bounds)
-        return update, len(indices)
+        return self._sent(device, update, settings.seed), len(indices)
+
+    def _sent(self, device: str, update: Tensors, seed: int) -> Tensors:
+        """The update as the server gets it; what its codec loses is kept for the device's next one."""
+        config, parameters = self.config, self.bundle.manifest.parameters
+        if (config.codec, config.compression) == ("fp32", "none"):
+            self.bytes_sent += self._plain_bytes
+            return update
+        sent, self._residual[device] = quantise(
+            update, parameters, config.codec, seed=seed, residual=self._residual.get(device)
+        )
+        data = pack(sent, config.compression)
+        self.bytes_sent += len(data)
+        limit = self.bundle.manifest.nbytes + SAFETENSORS_OVERHEAD
+        return unpack(data, parameters, config.codec, config.compression, limit=limit)
 
     def statistics(self, weights: Tensors) -> list[Tensors]:
         """Statistics of every device's features with ``weights``, of its own examples alone."""

@@ -38,6 +38,7 @@ class SimulatedRound:
     weights: Tensors
     participants: int = 0
     hops: int = 0
+    sent_before: int = field(init=False)
     chains: list[Chain] = field(default_factory=list)
     total: WeightedSum = field(init=False)
     precision: Precision = field(init=False)
@@ -67,6 +68,9 @@ class SimulatedRound:
             )
         return self.total.mean()
 
+    def __post_init__(self) -> None:
+        self.sent_before = self.fleet.bytes_sent
+
     def result(self, evaluation: Evaluation | None, seconds: float) -> RoundResult:
         """The round's line."""
         size = len(encode(self.weights))
@@ -81,7 +85,7 @@ class SimulatedRound:
             loss=evaluation.loss if evaluation else None,
             participants=self.participants,
             examples=self.total.examples,
-            bytes_up=self.hops * size,
+            bytes_up=self.fleet.bytes_sent - self.sent_before,
             bytes_down=self.hops * size,
             seconds=seconds,
             chains=len(self.chains),

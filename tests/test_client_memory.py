@@ -104,6 +104,9 @@ def test_a_round_is_the_mean_in_python_integers_of_the_devices_own_updates(fleet
         {"strategy": "fedavgm"},
         {"strategy": "fedavgm", "nesterov": False},
         {"strategy": "fedadam", "beta2": 0.9},
+        {"aggregation": "median"},
+        {"aggregation": "trimmed_mean", "trim": 0.4},
+        {"max_norm": 0.01, "over_norm": "clip"},
     ],
 )
 def test_a_replay_gives_the_runs_bits(fleet, norm, settings):

@@ -12,7 +12,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.protocol.messages import Ref, Task
 from edge_sdk.tensors import Array, Tensors, encode
 from edge_sdk.update import check_update
-from edge_server.aggregation import MeanUpdate, WeightedSum
+from edge_server.aggregation import MeanUpdate
 from edge_server.chain import Chain
 from edge_server.evaluation import Evaluation
 from edge_server.mediators import divergence
@@ -81,7 +81,7 @@ class ChainedRound(TrainingRound):
             bundle=bundle,
             began=now,
             precision=precision,
-            total=WeightedSum(bundle.manifest.specs, bundle.manifest.rules, precision),
+            total=run.config.make_sum(bundle.manifest, precision),
             publication=publication,
             histograms=histograms,
         )

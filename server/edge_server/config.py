@@ -11,12 +11,15 @@ import msgspec
 from msgspec import Meta
 
 from edge_sdk.errors import RunError
+from edge_sdk.manifest import Manifest
 from edge_sdk.protocol import CHUNK_BYTES, check_id
 from edge_sdk.protocol.messages import Fact
 from edge_sdk.runtime import Optimiser
 from edge_server.aggregation import (
     Precision,
+    RobustMean,
     Strategy,
+    WeightedSum,
     fedadam,
     fedavg,
     fedavgm,
@@ -72,6 +75,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         schedule: of ``lr`` over the rounds: ``constant``, ``exponential`` (times ``decay`` a round) or
             ``cosine`` (to 0 after the last round).
         evaluation: on the ``server``'s data, on the ``devices``' held-out shares, or ``none``.
+        aggregation: the ``mean`` of the updates, or, where some devices may lie, their ``median`` coordinate
+            by coordinate or ``trimmed_mean``, without ``trim`` of them at either end. The last two hold a
+            round's updates in memory.
+        max_norm: largest L2 norm of an update's trainable part, 0 for no bound; one that is longer is
+            refused, or clipped, as ``over_norm`` says.
         codec: how updates travel: ``fp32``, ``fp16``, or ``int8`` with a scale a channel, rounded at random,
             where each update makes up for what the one before it lost.
         compression: of updates, ``none`` or ``zstd``.
@@ -122,6 +130,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
     decay: Annotated[float, Meta(gt=0, le=1)] = 0.99
     evaluation: Literal["server", "devices", "none"] = "server"
+    aggregation: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
+    max_norm: Annotated[float, Meta(ge=0)] = 0.0
+    over_norm: Literal["refuse", "clip"] = "refuse"
     codec: Literal["fp32", "fp16", "int8"] = "fp32"
     compression: Literal["none", "zstd"] = "none"
     max_examples: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 17
@@ -211,6 +223,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The fixed-point plan of a round with ``cohort`` updates; RunError if it would overflow."""
         bounds = {"mean": 6, "statistic": 16, "counter": 40} | {str(r): b for r, b in self.bounds.items()}
         return plan_precision(bounds, largest_total=self.max_examples * cohort)
+
+    def make_sum(self, manifest: Manifest, precision: Precision) -> WeightedSum | RobustMean:
+        """What a round's updates are added to."""
+        if self.aggregation == "mean":
+            return WeightedSum(manifest.specs, manifest.rules, precision)
+        return RobustMean(manifest.rules, self.aggregation, trim=self.trim)
 
     def make_strategy(self) -> Strategy:
         """The strategy that ``strategy`` names."""

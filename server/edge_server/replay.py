@@ -6,6 +6,7 @@ here once more from its definition.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,13 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
 
 def _update(bundle: Bundle, config: RunConfig, data: bytes) -> Tensors:
     parameters, limit = bundle.manifest.parameters, bundle.manifest.nbytes + SAFETENSORS_OVERHEAD
-    return unpack(data, parameters, config.codec, config.compression, limit=limit)
+    update = unpack(data, parameters, config.codec, config.compression, limit=limit)
+    trained = [parameter.name for parameter in bundle.manifest.trainable]
+    norm = math.sqrt(math.fsum(float((update[n].astype(np.float64) ** 2).sum()) for n in trained))
+    if config.max_norm and norm > config.max_norm:
+        shrunk = {n: update[n] * (config.max_norm / norm) for n in trained}
+        update |= {n: np.asarray(tensor.astype(np.float32)) for n, tensor in shrunk.items()}
+    return update
 
 
 def _mediators(
@@ -106,9 +113,12 @@ def _step(
         name, rule = parameter.name, parameter.rule
         if rule == "counter":
             advances = [-update[name] for update, _ in updates]
-            new_weights[name] = weights[name] + np.maximum.reduce([np.zeros_like(weights[name]), *advances])
+            new_weights[name] = weights[name] + _advance(config, advances)
             continue
-        delta = _mean([(update[name], n) for update, n in updates], row.exponents[rule])
+        if config["aggregation"] == "mean":
+            delta = _mean([(update[name], n) for update, n in updates], row.exponents[rule])
+        else:
+            delta = _middle(config, [update[name] for update, _ in updates])
         step = delta
         if rule == "mean":
             step, new_moments[name] = _server_step(config, delta, moments[name])
@@ -129,6 +139,23 @@ def _server_step(config: dict[str, Any], delta: Array, moments: _Moments) -> tup
         second = beta2 * second + (1 - beta2) * (delta * delta)
         return rate * first / (np.sqrt(second) + config["tau"]), (first, second)
     return delta, moments
+
+
+def _advance(config: dict[str, Any], advances: list[Array]) -> Array:
+    if config["aggregation"] == "mean":
+        largest: Array = np.maximum.reduce([np.zeros_like(advances[0]), *advances])
+        return largest
+    middle: Array = np.sort(np.stack(advances), axis=0)[(len(advances) - 1) // 2]
+    return np.asarray(middle)
+
+
+def _middle(config: dict[str, Any], updates: list[Array]) -> Array:
+    """Each coordinate by itself: sorted, shortened at both ends, averaged."""
+    rows = np.stack([update.reshape(-1) for update in updates]).astype(np.float64)
+    count = len(rows)
+    ends = (count - 1) // 2 if config["aggregation"] == "median" else int(config["trim"] * count)
+    kept = np.sort(rows, axis=0)[ends : count - ends]
+    return np.asarray(kept.mean(axis=0).reshape(updates[0].shape))
 
 
 def _mean(updates: list[tuple[Array, int]], exponent: int) -> Array:

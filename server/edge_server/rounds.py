@@ -13,7 +13,7 @@ from edge_sdk.errors import ProtocolError
 from edge_sdk.protocol.messages import Augmentation, Report, number, to_number
 from edge_sdk.update import check_update
 from edge_sdk.work import SAFETENSORS_OVERHEAD
-from edge_server.aggregation import MeanUpdate, Precision, WeightedSum
+from edge_server.aggregation import MeanUpdate, Precision, RobustMean, WeightedSum, bound_norm
 from edge_server.assignment import Assignment
 from edge_server.cohort import Cohort, Standing
 from edge_server.evaluation import Evaluation
@@ -63,7 +63,7 @@ class TrainingRound(Assignment):
 
     row: RoundRow
     precision: Precision
-    total: WeightedSum
+    total: WeightedSum | RobustMean
     augment: Callable[[str], Augmentation | None] = lambda _: None
 
     @classmethod
@@ -91,7 +91,7 @@ class TrainingRound(Assignment):
             bundle=bundle,
             began=now,
             precision=precision,
-            total=WeightedSum(bundle.manifest.specs, bundle.manifest.rules, precision),
+            total=run.config.make_sum(bundle.manifest, precision),
         )
 
     def details(self, device: str) -> Mapping[str, Any]:
@@ -119,11 +119,12 @@ class TrainingRound(Assignment):
         return self.bundle.manifest.nbytes + SAFETENSORS_OVERHEAD
 
     def check(self, device: str, data: bytes) -> Mapping[str, Any]:  # noqa: ARG002 - a chain looks at it
-        """The update's tensors; TensorError if they are not the model's, not finite, or beyond a bound."""
+        """The update as it counts; TensorError if it is not the model's, not finite, or beyond a bound."""
         parameters, config = self.bundle.manifest.parameters, self.config
         tensors = unpack(data, parameters, config.codec, config.compression, limit=self.largest())
-        check_update(tensors, self.bundle.manifest.rules, self.precision.bounds)
-        return tensors
+        rules = self.bundle.manifest.rules
+        check_update(tensors, rules, self.precision.bounds)
+        return bound_norm(tensors, rules, largest=config.max_norm, over=config.over_norm)
 
     def take(self, result: AcceptedResult, tensors: Mapping[str, Any]) -> None:
         """Add an update to the mean."""

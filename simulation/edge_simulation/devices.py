@@ -21,6 +21,7 @@ from edge_sdk.tensors import Array, Tensors, encode
 from edge_sdk.training import LocalTraining, train
 from edge_sdk.update import check_update, difference
 from edge_sdk.work import SAFETENSORS_OVERHEAD
+from edge_server.aggregation import bound_norm
 from edge_server.config import RunConfig
 from edge_server.selection import device_seed
 
@@ -138,7 +139,8 @@ class Devices:
             self._velocity[device] = self.runtime.get_velocity()
         update = difference(weights, self.runtime.get_weights())
         check_update(update, manifest.rules, bounds)
-        return self._sent(device, update, settings.seed), len(indices)
+        sent = self._sent(device, update, settings.seed)
+        return bound_norm(sent, manifest.rules, largest=config.max_norm, over=config.over_norm), len(indices)
 
     def _sent(self, device: str, update: Tensors, seed: int) -> Tensors:
         """The update as the server gets it; what its codec loses is kept for the device's next one."""

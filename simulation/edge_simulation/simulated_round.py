@@ -10,7 +10,7 @@ import numpy as np
 from edge_sdk.errors import RunError, TensorError
 from edge_sdk.tensors import Array, Tensors, encode
 from edge_sdk.update import check_update
-from edge_server.aggregation import MeanUpdate, Precision, WeightedSum
+from edge_server.aggregation import MeanUpdate, Precision, RobustMean, WeightedSum
 from edge_server.chain import Chain
 from edge_server.cohort import Cohort
 from edge_server.evaluation import Evaluation
@@ -40,7 +40,7 @@ class SimulatedRound:
     hops: int = 0
     sent_before: int = field(init=False)
     chains: list[Chain] = field(default_factory=list)
-    total: WeightedSum = field(init=False)
+    total: WeightedSum | RobustMean = field(init=False)
     precision: Precision = field(init=False)
 
     def mean(self) -> MeanUpdate:
@@ -56,7 +56,7 @@ class SimulatedRound:
             attempt=0,
         )
         self.precision = config.precision(cohort.wanted)
-        self.total = WeightedSum(manifest.specs, manifest.rules, self.precision)
+        self.total = config.make_sum(manifest, self.precision)
         if config.chain:
             self._train_in_chains(cohort.call())
         else:

@@ -4,14 +4,18 @@ from edge_server.aggregation.fedadam import fedadam
 from edge_server.aggregation.fedavg import fedavg, fedprox
 from edge_server.aggregation.fedavgm import fedavgm
 from edge_server.aggregation.mean import MeanUpdate, Precision, WeightedSum, plan_precision
+from edge_server.aggregation.norm import bound_norm
+from edge_server.aggregation.robust import RobustMean
 from edge_server.aggregation.strategy import State, Strategy
 
 __all__ = [
     "MeanUpdate",
     "Precision",
+    "RobustMean",
     "State",
     "Strategy",
     "WeightedSum",
+    "bound_norm",
     "fedadam",
     "fedavg",
     "fedavgm",

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from noniid.cells import Result
-from noniid.models import export
+from noniid.models import export, load
 from noniid.paper import paper_runs
 from noniid.plan import Plan, cells, chosen, key_of, read_results, work
 from noniid.settings import DATA, FULL, QUICK, Run
@@ -50,7 +50,7 @@ def main() -> None:
 
     if options.paper:
         runs = [run for run in paper_runs() if options.only is None or options.only in run.name]
-        _export(options, runs)
+        _prepare(options, runs)
         work(
             lambda: [run for run in runs if key_of(run) not in results],
             results,
@@ -65,7 +65,7 @@ def main() -> None:
     plan = Plan(every, budget, results)
     wanted = Plan(chosen(every, options.only), budget, results)
     if not options.table:
-        _export(options, [cell.run(0.1, 0, budget) for cell in wanted.cells])
+        _prepare(options, [cell.run(0.1, 0, budget) for cell in wanted.cells])
         work(
             wanted.wanted,
             results,
@@ -86,7 +86,10 @@ def main() -> None:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _export(options: argparse.Namespace, runs: list[Run]) -> None:
+def _prepare(options: argparse.Namespace, runs: list[Run]) -> None:
+    """Fail now, not after hours, if data is missing; and export what is not exported yet."""
+    for data in sorted({run.data for run in runs}):
+        load(data, options.data_dir)
     wanted = {(run.model, run.data) for run in runs}
     wanted |= {("describer", run.data) for run in runs if run.settings.get("selection") == "grouped"}
     for model, data in sorted(wanted):

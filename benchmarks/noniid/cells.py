@@ -11,7 +11,6 @@ import numpy as np
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import ArrayDataset
-from edge_sdk.errors import RunError
 from edge_sdk.features import open_describer
 from edge_sdk.files import write_atomically
 from edge_sdk.runtime import open_runtime
@@ -30,6 +29,7 @@ from edge_simulation.partition import (
     iid,
     long_tail,
 )
+from edge_simulation.simulated_round import DivergedError
 from noniid.models import bundle_path, load
 from noniid.settings import ALPHAS, DESCRIBED, DIVERGENCE, TAIL, Run
 
@@ -82,7 +82,9 @@ def perform(run: Run, cache: Path, data_dir: Path | None) -> Result:
     bundle = Bundle.read(bundle_path(cache, run.model, run.data))
     every = max(config.rounds // POINTS, 1)
     grouped = config.selection == "grouped"
-    checkpoint = cache / f"{key_of(run)}.run"
+    # A version that has other settings begins anew.
+    version = sha256(msgspec.json.encode([config, bundle.sha256]))
+    checkpoint = cache / f"{key_of(run)}-{version[:8]}.run"
     try:
         simulated = simulate(
             bundle,
@@ -94,7 +96,7 @@ def perform(run: Run, cache: Path, data_dir: Path | None) -> Result:
             checkpoint=checkpoint,
             save_every=10 * every,
         )
-    except RunError as error:
+    except DivergedError as error:
         checkpoint.unlink(missing_ok=True)
         return _failed(run, config.rounds, str(error), time.perf_counter() - began, data.classes)
     result = _measured(run, bundle, config, simulated, shares, data, time.perf_counter() - began)

@@ -84,8 +84,8 @@ def simulate(
 
     Raises:
         DataError: no device, one without data, or data that does not fit the model.
-        RunError: settings that contradict one another, a checkpoint of another run, or a round of which
-            too few devices' training stayed finite.
+        RunError: settings that contradict one another, or a checkpoint of another run.
+        DivergedError: a RunError: training stayed finite on too few devices of a round.
     """
     config.check()
     fleet = Devices(

@@ -20,6 +20,10 @@ from edge_server.selection import select
 from edge_simulation.devices import Devices
 
 
+class DivergedError(RunError):
+    """Training did not stay finite on as many devices as a round needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What the server knows of the devices' data: groups and label histograms by device, where it asked."""
@@ -62,7 +66,7 @@ class SimulatedRound:
         else:
             self._train_apart(cohort)
         if self.participants < config.min_participants:
-            raise RunError(
+            raise DivergedError(
                 f"round {self.number}: training stayed finite on {self.participants} devices, of at least "
                 f"{config.min_participants}: lower the learning rate"
             )

@@ -8,6 +8,7 @@ from quadrants import quadrants
 from edge_sdk.errors import DataError, RunError
 from edge_server import RunConfig
 from edge_simulation.engine import simulate
+from edge_simulation.simulated_round import DivergedError
 
 NAMES = [f"d{number}" for number in range(4)]
 
@@ -104,7 +105,7 @@ def test_a_chain_trains_one_device_after_the_other(norm):
 
 
 def test_all_diverged_is_an_error_that_says_what_to_do(norm):
-    with pytest.raises(RunError, match="lower the learning rate"):
+    with pytest.raises(DivergedError, match="lower the learning rate"):
         simulate(norm, config(lr=1e6, rounds=3), shares())
 
 

@@ -17,7 +17,7 @@ DEVICES = 100
 DESCRIBED = 24
 """Images of a device that its descriptor is the mean of: all 500 would be an hour of MobileNetV2."""
 
-GRID = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+GRID = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Learning rates. A strategy starts at one of them and moves to a neighbour while that is better."""
 
 STRATEGIES: dict[str, dict[str, Any]] = {

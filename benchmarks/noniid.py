@@ -11,8 +11,8 @@ engine that gives the bits of a run over MQTT.
 
 The model is the smallest that makes this a matter of hours (``noniid/models.py``). Every finished run is a
 line in ``--cache``; the same command goes on where it was stopped, and ``--table`` prints what is there.
-``--quick`` takes part of the cells on Fashion-MNIST, a third of the steps, and no search. ``--paper`` does
-the papers' own settings, for who has the machines.
+``--quick`` takes part of the cells on Fashion-MNIST, half of the steps or less, and no search. ``--paper``
+does the papers' own settings, for who has the machines.
 """
 
 from __future__ import annotations

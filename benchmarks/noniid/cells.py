@@ -127,7 +127,7 @@ def _rounds(run: Run, partition: Partition, data: TrainTest) -> int:
     factors = np.ones(data.classes)
     for label, multiple in multiples(histograms.sum(axis=0), config.augmentation).items():
         factors[label] = multiple
-    steps = np.ceil(histograms @ factors / config.batch_size).mean() * config.epochs
+    steps = float(np.ceil(histograms @ factors / config.batch_size).mean()) * config.epochs
     per_round = steps * config.cohort_size(run.devices) * (config.chain_passes if config.chain else 1)
     return max(round(run.steps / per_round), 1)
 

@@ -71,7 +71,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 FULL = Budget(
     steps={"fashion": 14_400, "cifar10": 20_000}, steps_of_five={"fashion": 48_000, "cifar10": 75_000}
 )
-QUICK = Budget(steps={"fashion": 4_800}, steps_of_five={"fashion": 7_200}, seeds=1, search=False)
+QUICK = Budget(steps={"fashion": 7_200}, steps_of_five={"fashion": 16_000}, seeds=1, search=False)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,10 +95,15 @@ def perform(run: Run, cache: Path, data_dir: Path | None) -> Result:
             descriptors=_descriptors(run, partition, data, cache) if grouped else None,
             checkpoint=checkpoint,
             save_every=10 * every,
+            max_steps=2 * run.steps or None,
         )
     except DivergedError as error:
         checkpoint.unlink(missing_ok=True)
         return _failed(run, config.rounds, str(error), time.perf_counter() - began, data.classes)
+    if len(simulated.rounds) < config.rounds:
+        checkpoint.unlink(missing_ok=True)
+        why = f"devices diverged so often that {len(simulated.rounds)} rounds took twice the budget"
+        return _failed(run, config.rounds, why, time.perf_counter() - began, data.classes)
     result = _measured(run, bundle, config, simulated, shares, data, time.perf_counter() - began)
     checkpoint.unlink(missing_ok=True)
     return result

@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import Dataset
+from edge_sdk.errors import RunError
 from edge_sdk.tensors import Array, Tensors, encode
 from edge_server.calibration import Settings, calibrate
 from edge_server.config import RunConfig
@@ -61,6 +62,7 @@ def simulate(
     descriptors: Mapping[str, Array] | None = None,
     checkpoint: Path | None = None,
     save_every: int = 50,
+    max_steps: int | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
 ) -> Simulated:
     """Run ``config`` over ``devices`` to its last round.
@@ -80,6 +82,8 @@ def simulate(
         descriptors: for ``grouped`` selection, by device, where they are known already.
         checkpoint: a file from which the same call goes on with a run that was stopped.
         save_every: rounds from one save to the next.
+        max_steps: local steps of all devices, after which the run ends early. What a device does before it
+            diverges counts, so that rounds of replacements do not go on for ever.
         on_round: called with every round's line.
 
     Raises:
@@ -88,6 +92,8 @@ def simulate(
         DivergedError: a RunError: training stayed finite on too few devices of a round.
     """
     config.check()
+    if config.mode != "rounds":
+        raise RunError("the engine's devices are all of one speed: run the buffered mode over a broker")
     fleet = Devices(
         bundle=bundle, config=config, shares=devices, threads=threads, withhold_below=withhold_below
     )
@@ -100,6 +106,8 @@ def simulate(
     if saved is not None and (found := saved.load(strategy)) is not None:
         state, lines = found
     for number in range(len(lines) + 1, config.rounds + 1):
+        if max_steps is not None and fleet.steps >= max_steps:
+            break
         began = time.perf_counter()
         one = SimulatedRound(fleet, told, number, state.weights)
         state = strategy.apply(state, one.mean())

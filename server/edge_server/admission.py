@@ -34,6 +34,10 @@ class Admission:
         self._uploads.clear()
         self._work = work
 
+    def go_on(self, work: Assignment) -> None:
+        """From now on results are taken for this work; those that are on their way stay so."""
+        self._work = work
+
     def close(self) -> None:
         """From now on no result is taken."""
         self._uploads.clear()
@@ -88,8 +92,8 @@ class Admission:
             work.cohort.drop(device)
             self.on_refused(f"the update of {device} is refused: {error}")
             return str(error)
-        self.store.accept(device, offer, data)
-        result = AcceptedResult(device, offer.blob.hash, offer.examples, len(data), offer.hop)
+        self.store.accept(device, offer, data, counted=work.key.round)
+        result = AcceptedResult(device, offer.blob.hash, offer.examples, len(data), offer.hop, offer.round)
         work.add(result, tensors)
         return None
 

@@ -46,6 +46,15 @@ class Assignment:
         """How many deadlines may follow one another."""
         return 1
 
+    @property
+    def rolling(self) -> bool:
+        """Whether each device has a deadline of its own."""
+        return isinstance(self.cohort, Relay)
+
+    def round_of(self, device: str) -> int:  # noqa: ARG002 - a buffer's devices began at different ones
+        """The round that the device works for."""
+        return self.key.round
+
     def hop_of(self, device: str) -> int:  # noqa: ARG002 - chains look at the device
         """Which turn of its chain the device has now; 0 where there are no chains."""
         return 0
@@ -59,7 +68,7 @@ class Assignment:
         """What ``device`` is asked, with ``left`` seconds until the deadline."""
         return Task(
             run=self.key.run,
-            round=self.key.round,
+            round=self.round_of(device),
             attempt=self.key.attempt,
             kind=self.key.kind,
             hop=self.hop_of(device),

@@ -22,7 +22,8 @@ class Call:
     Args:
         make_task: from a device, its connection's nonce and the seconds left to the task it is sent.
         on_called: called when further devices are asked.
-        turn: seconds that a device of a chain has.
+        turn: seconds that a device has where ``rolling``.
+        rolling: whether each device has a deadline of its own.
         grace: seconds that lost devices, whom nobody can replace, have to come back.
         kept_until: until then the places of lost devices are kept for them.
     """
@@ -30,6 +31,7 @@ class Call:
     cohort: Cohort | Relay
     deadline: float
     turn: float
+    rolling: bool
     registry: Registry
     desk: Desk
     make_task: Callable[[str, str, float], Task]
@@ -41,13 +43,17 @@ class Call:
     _lost_since: dict[str, float] = field(default_factory=dict, init=False)
     _exhausted_since: float | None = field(default=None, init=False)
 
+    def carry_over(self, earlier: Call) -> None:
+        """Devices that go on with what they do have the rest of their time."""
+        self._began, self._asked_at = earlier._began, earlier._asked_at
+
     def ask(self, devices: list[str], now: float) -> None:
         """Send the task to those of ``devices`` that are there."""
         for device in devices:
             known = self.registry.get(device)
             if known is not None and known.present:
                 left = self.deadline - now
-                if isinstance(self.cohort, Relay):
+                if self.rolling:
                     left = min(left, self._began.get(device, now) + self.turn - now)
                 self.desk.tell(device, self.make_task(device, known.nonce, left))
                 self._asked_at[device] = now
@@ -70,14 +76,15 @@ class Call:
         return not cohort.lost or now - self._exhausted_since > self.grace
 
     def late(self, now: float) -> list[str]:
-        """Devices of chains that have had their turn too long, or have been lost in it for too long."""
-        if not isinstance(self.cohort, Relay):
+        """Devices that have had their task too long, or have been lost in their turn for too long."""
+        if not self.rolling:
             return []
         for device in self.cohort.pending:
             # Its turn may have come while it was away.
             if not self.registry.is_present(device) and not self.registry.holds_lease(device, now):
                 self.cohort.lose(device)
-        lost = self.cohort.lost
+        # Only a chain waits for who is lost.
+        lost = self.cohort.lost if isinstance(self.cohort, Relay) else []
         self._lost_since = {device: self._lost_since.get(device, now) for device in lost}
         gone = [d for d in lost if now - self._lost_since[d] > self.grace]
         slow = [d for d in self.cohort.pending if now - self._began.setdefault(d, now) > self.turn]

@@ -26,23 +26,36 @@ class Cohort:
         order: every eligible device in the order in which they are asked.
         groups: by device, the group that it stands for. A group that nobody stands for comes first, so that
             a device that fails is replaced by one of its own group as long as there is any.
+        refilled: the place of a device that has delivered goes to another one.
     """
 
     def __init__(
-        self, *, wanted: int, asked: int, order: Iterable[str], groups: Mapping[str, int] | None = None
+        self,
+        *,
+        wanted: int,
+        asked: int,
+        order: Iterable[str],
+        groups: Mapping[str, int] | None = None,
+        refilled: bool = False,
     ) -> None:
         self.wanted = wanted
+        self._refilled = refilled
         self._asked = asked
         self._candidates = list(order)
         self._groups = groups or {}
         self._standing: dict[str, Standing] = {}
 
     @classmethod
-    def restored(cls, *, wanted: int, asked: int, selected: Iterable[str]) -> Cohort:
+    def restored(cls, *, wanted: int, asked: int, selected: Iterable[str], refilled: bool = False) -> Cohort:
         """A cohort whose server has started anew: all that were asked count as lost until they answer."""
-        cohort = cls(wanted=wanted, asked=asked, order=())
+        cohort = cls(wanted=wanted, asked=asked, order=(), refilled=refilled)
         cohort._standing = dict.fromkeys(selected, Standing.LOST)
         return cohort
+
+    def carry_over(self, earlier: Cohort) -> None:
+        """Those who work in ``earlier`` go on with what they do; those it has lost may come back."""
+        self._standing |= {d: earlier._standing[d] for d in [*earlier.pending, *earlier.lost]}
+        self._candidates = [device for device in self._candidates if device not in self._standing]
 
     def call(self, *, returning: bool = False) -> list[str]:
         """Fill the places that are free; returns the devices that are newly asked.
@@ -51,7 +64,8 @@ class Cohort:
             returning: ask only those that were asked before and have come back. They are asked first in
                 any case, so that a round whose devices come back keeps them.
         """
-        free = max(self._asked - len(self.pending) - len(self.accepted), 0)
+        kept = 0 if self._refilled else len(self.accepted)
+        free = max(self._asked - len(self.pending) - kept, 0)
         called = [device for device in self._candidates if device in self._standing][:free]
         if not returning:
             called += self._newcomers(free - len(called), called)

@@ -30,6 +30,7 @@ from edge_server.aggregation import (
 Seconds = Annotated[float, Meta(gt=0, le=10_000_000)]
 Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
 
+STALENESS_UNIT = 256
 MAX_COHORT = 4096
 """Most devices in a round: for as many, the fixed-point sum is exact with the default bounds."""
 
@@ -57,6 +58,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             by their ``frequency`` (``virtual_balance``). ``covariance`` is what devices send, ``full``,
             ``diagonal`` or ``low_rank`` with ``covariance_rank``. ``calibration_epochs`` and
             ``calibration_lr`` are of the re-training.
+        mode: ``rounds``, in which a model waits for its devices, or ``buffered`` (FedBuff, arXiv 2106.06639):
+            ``participants`` devices are at work all the time, each from the model that was the newest when
+            it was asked, and every ``buffer`` updates make the next model. An update that is τ models late
+            counts for ⌊256/√(1 + τ)⌋ parts of 256, and is refused from ``max_staleness`` on.
         participants: devices a round: a count, or a fraction of those present (floor, at least 1).
         over_selection: how many more are asked than are waited for, 1.0 for none. It speeds rounds up and
             biases them towards fast devices.
@@ -111,6 +116,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     virtual_balance: Literal["equal", "frequency"] = "equal"
     calibration_epochs: Annotated[int, Meta(ge=1, le=10_000)] = 10
     calibration_lr: Annotated[float, Meta(gt=0, le=100)] = 0.05
+    mode: Literal["rounds", "buffered"] = "rounds"
+    buffer: Annotated[int, Meta(ge=1, le=MAX_COHORT)] = 5
+    max_staleness: Annotated[int, Meta(ge=0, le=1000)] = 20
     participants: int | float = 10
     over_selection: Annotated[float, Meta(ge=1, le=10)] = 1.0
     min_devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -166,6 +174,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError("fedadam moves each weight by about server_lr a round: give less than 1, say 0.01")
         if self.strategy == "fedprox" and not self.proximal:
             raise RunError("fedprox without a proximal term is fedavg: give proximal")
+        if self.mode == "buffered":
+            self._check_buffered()
         if self.chain and self.over_selection > 1:
             raise RunError("over_selection asks more devices than a round waits for; a chain waits for all")
         if (self.covariance == "low_rank") != bool(self.covariance_rank):
@@ -176,6 +186,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         self.precision(self.participants if isinstance(self.participants, int) else MAX_COHORT)
         return self
+
+    def _check_buffered(self) -> None:
+        alone = {
+            "over_selection": self.over_selection > 1,
+            "chain": self.chain > 0,
+            "keep_momentum": self.keep_momentum,
+            "evaluation by devices": self.evaluation == "devices",
+            "a robust aggregation": self.aggregation != "mean",
+        }
+        if wrong := [name for name, is_set in alone.items() if is_set]:
+            raise RunError(f"the buffered mode does not go with {wrong[0]}: leave one of them away")
 
     def cohort_size(self, present: int) -> int:
         """How many updates a round waits for when ``present`` devices are there.
@@ -222,12 +243,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def precision(self, cohort: int) -> Precision:
         """The fixed-point plan of a round with ``cohort`` updates; RunError if it would overflow."""
         bounds = {"mean": 6, "statistic": 16, "counter": 40} | {str(r): b for r, b in self.bounds.items()}
-        return plan_precision(bounds, largest_total=self.max_examples * cohort)
+        return plan_precision(bounds, largest_total=self.max_examples * cohort * self.unit)
+
+    @property
+    def unit(self) -> int:
+        """Parts into which the weight of an update is divided."""
+        return STALENESS_UNIT if self.mode == "buffered" else 1
 
     def make_sum(self, manifest: Manifest, precision: Precision) -> WeightedSum | RobustMean:
         """What a round's updates are added to."""
         if self.aggregation == "mean":
-            return WeightedSum(manifest.specs, manifest.rules, precision)
+            return WeightedSum(manifest.specs, manifest.rules, precision, unit=self.unit)
         return RobustMean(manifest.rules, self.aggregation, trim=self.trim)
 
     def make_strategy(self) -> Strategy:

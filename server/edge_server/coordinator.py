@@ -20,6 +20,7 @@ from edge_sdk.tensors import encode as encode_tensors
 from edge_sdk.transport import Transport
 from edge_server.aggregation import State
 from edge_server.assignment import Assignment
+from edge_server.buffered import BufferedRound
 from edge_server.chained import ChainedRound
 from edge_server.descriptions import Describing, Descriptions
 from edge_server.evaluation import Evaluation, Evaluator
@@ -30,7 +31,7 @@ from edge_server.phases import Event, Phase, next_phase
 from edge_server.publication import Publication
 from edge_server.rounds import Assessment, RoundResult, TrainingRound
 from edge_server.rows import RoundRow, RunRow
-from edge_server.selection import select
+from edge_server.selection import random_order, select
 from edge_server.store import Store
 
 TICK = 0.05
@@ -77,6 +78,9 @@ class Coordinator:
     _not_before: float = field(default=0.0, init=False)
     _round: TrainingRound | None = field(default=None, init=False)
     _statistics: FeatureStatistics | None = field(default=None, init=False)
+    _earlier: list[tuple[BufferedRound, Future[Evaluation] | None, float]] = field(
+        default_factory=list, init=False
+    )
     _evaluating: Future[Evaluation] | None = field(default=None, init=False)
     _calibrating: Future[Tensors] | None = field(default=None, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -192,10 +196,14 @@ class Coordinator:
 
     def _training_of(self, row: RoundRow) -> TrainingRound:
         now = time.monotonic()
-        if row.chains:
-            training: TrainingRound = ChainedRound.restored(
-                self.run, self.bundle, row, now=now, **self._for_chains()
-            )
+        training: TrainingRound
+        if self.run.config.mode == "buffered":
+            training = BufferedRound.restore(self.run, self.bundle, row, now=now)
+            oldest = row.round - self.run.config.max_staleness
+            training.delivered = self.store.delivered(self.run.id, since=oldest)
+            training.models[row.round] = self._fleet.model
+        elif row.chains:
+            training = ChainedRound.restored(self.run, self.bundle, row, now=now, **self._for_chains())
         else:
             training = TrainingRound.restore(self.run, self.bundle, row, now=now)
         training.augment = self._known.augmentation
@@ -232,10 +240,16 @@ class Coordinator:
             if self._fleet.collected(now):
                 self._end_describing()
         elif self._phase == Phase.TRAINING:
+            self._conclude_earlier()
             if self._fleet.collected(now):
                 enough = len(self._training().cohort.accepted) >= self.run.config.min_participants
-                if enough:
+                if enough and isinstance(self._round, BufferedRound):
+                    self._flush(self._round, now)
+                elif enough:
                     self._aggregate(now)
+                elif isinstance(self._round, BufferedRound):
+                    self._check_patience(now)
+                    self._ask(self._round, going_on=True)
                 else:
                     self._repeat(now)
         elif self._phase == Phase.EVALUATING:
@@ -264,11 +278,15 @@ class Coordinator:
                 f"{len(present)} of the {needed} devices that the run needs have joined fleet "
                 f"{config.fleet} within {config.join_timeout:.0f} s: start more, or lower --min-devices"
             )
+        self._check_patience(now)
+
+    def _check_patience(self, now: float) -> None:
+        config = self.run.config
         if now - self._progress_at > config.patience:
             self._fire(Event.PATIENCE_OUT)
             raise RunError(
-                f"no round was completed for {config.patience:.0f} s ({len(present)} of {needed} devices are "
-                "here); the run is kept: give the same command to go on"
+                f"no round was completed for {config.patience:.0f} s ({len(self._fleet.present(now))} of "
+                f"{config.needed()} devices are here); the run is kept: give the same command to go on"
             )
 
     def _end_describing(self) -> None:
@@ -291,7 +309,9 @@ class Coordinator:
             round_number=number,
             attempt=attempt,
         )
-        if config.chain:
+        if config.mode == "buffered":
+            self._round = self._next_buffer(None, now)
+        elif config.chain:
             placed = chains(self._known.histograms_of(cohort.call()), longest=config.chain)
             self._round = ChainedRound.over(
                 self.run, self.bundle, placed, attempt=attempt, now=now, **self._for_chains()
@@ -304,12 +324,23 @@ class Coordinator:
         self._fire(Event.ENOUGH_DEVICES)
         self._ask(self._round)
 
-    def _ask(self, work: Assignment, *, kept_until: float = 0.0) -> None:
+    def _next_buffer(self, earlier: BufferedRound | None, now: float) -> BufferedRound:
+        number = self.run.round + 1
+        order = random_order(
+            self._fleet.present(now), seed=self.run.config.seed, round_number=number, attempt=0
+        )
+        model = self._fleet.model
+        opened = BufferedRound.after(self.run, self.bundle, order, model=model, earlier=earlier, now=now)
+        opened.augment = self._known.augmentation
+        return opened
+
+    def _ask(self, work: Assignment, *, kept_until: float = 0.0, going_on: bool = False) -> None:
         def on_called() -> None:
             if isinstance(work, TrainingRound) and not isinstance(work, ChainedRound):
                 self.store.set_selected(work.row, work.cohort.selected)
 
-        self._fleet.ask(work, time.monotonic(), on_called=on_called, kept_until=kept_until)
+        now = time.monotonic()
+        self._fleet.ask(work, now, on_called=on_called, kept_until=kept_until, going_on=going_on)
 
     def _aggregate(self, now: float) -> None:
         """Apply the mean: model, state and round change in one transaction."""
@@ -319,6 +350,42 @@ class Coordinator:
         self._seconds = now - done.began
         self._progress_at, self._repeats = now, 0
         self._fire(Event.COHORT_COMPLETE)
+
+    def _flush(self, done: BufferedRound, now: float) -> None:
+        """The buffer is full: its mean makes a model, and the devices at work go on."""
+        config, publication = self.run.config, self._fleet.publication
+        before = encode_tensors(self.weights)
+        self._adopt(done.row, config.make_strategy().apply(self._state, done.mean()))
+        self._progress_at = now
+        evaluator = self.evaluator if config.evaluation == "server" else None
+        self._earlier.append(
+            (
+                done,
+                self._pool.submit(evaluator.evaluate, self.weights) if evaluator else None,
+                now - done.began,
+            )
+        )
+        if self.run.round >= config.rounds:
+            self._fleet.call_off("the last round is complete")
+            self._fire(Event.LAST_FLUSHED)
+            return
+        # Who has begun with the model before may still have to fetch it.
+        done.models[done.row.round] = publication.lend(before)
+        self._round = self._next_buffer(done, now)
+        for number in done.models.keys() - self._round.models.keys():
+            publication.take_back(done.models[number])
+        self.store.open_round(self._round.row)
+        self._ask(self._round, going_on=True)
+
+    def _conclude_earlier(self) -> None:
+        """Buffers are evaluated while the next ones fill."""
+        while self._earlier and (self._earlier[0][1] is None or self._earlier[0][1].done()):
+            done, evaluating, seconds = self._earlier.pop(0)
+            evaluation = evaluating.result() if evaluating is not None else None
+            result = done.result(evaluation, model_bytes=self._fleet.model.size, seconds=seconds)
+            self.store.set_figures(done.row, result.to_dict())
+            self.last_evaluation = evaluation
+            self.on_round(result)
 
     def _adopt(self, row: RoundRow, new: State) -> None:
         """Make a new state durable, then publish its model in place of the old one."""
@@ -349,7 +416,11 @@ class Coordinator:
 
     def _evaluate(self, now: float) -> None:
         config, present, work = self.run.config, self._fleet.present(now), self._fleet.work
-        if self._evaluating is not None:
+        if self._earlier:
+            self._conclude_earlier()
+            if not self._earlier:
+                self._fire(Event.BIASED if config.calibration != "none" else Event.LAST_EVALUATED)
+        elif self._evaluating is not None:
             if self._evaluating.done():
                 self._conclude(self._evaluating.result())
         elif isinstance(work, Assessment):

@@ -90,11 +90,18 @@ class Fleet:
     # The work that is out.
 
     def ask(
-        self, work: Assignment, now: float, *, on_called: Callable[[], None], kept_until: float = 0.0
+        self,
+        work: Assignment,
+        now: float,
+        *,
+        on_called: Callable[[], None],
+        kept_until: float = 0.0,
+        going_on: bool = False,
     ) -> None:
         """Put the cohort of ``work`` to work.
 
         Args:
+            going_on: devices that are at work for what was out before go on, and their results count here.
             on_called: called when further devices are asked.
             kept_until: until then the places of lost devices are kept for them.
         """
@@ -103,12 +110,16 @@ class Fleet:
         def make_task(device: str, nonce: str, left: float) -> Task:
             return work.task(device, nonce, bundle=self.bundle, model=self.model, left=left)
 
-        self.work = work
-        self._admission.open(work)
+        self.work, earlier = work, self._call
+        if going_on:
+            self._admission.go_on(work)
+        else:
+            self._admission.open(work)
         self._call = Call(
             cohort=work.cohort,
             deadline=now + config.deadline * work.turns,
             turn=config.deadline,
+            rolling=work.rolling,
             registry=self.registry,
             desk=self._desk,
             make_task=make_task,
@@ -116,7 +127,10 @@ class Fleet:
             grace=config.grace,
             kept_until=kept_until,
         )
-        self._call.ask(work.cohort.pending, now)
+        if going_on and earlier is not None:
+            self._call.carry_over(earlier)
+        else:
+            self._call.ask(work.cohort.pending, now)
 
     def collected(self, now: float) -> bool:
         """Keep the cohort at work; True when there is nothing more to wait for."""
@@ -267,7 +281,7 @@ def cancel_of(work: Assignment, device: str, reason: str) -> Cancel:
     key = work.key
     return Cancel(
         run=key.run,
-        round=key.round,
+        round=work.round_of(device),
         attempt=key.attempt,
         kind=key.kind,
         hop=work.hop_of(device),

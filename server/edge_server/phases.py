@@ -26,6 +26,7 @@ class Event(str, Enum):
     TOO_FEW_AT_START = "too few at the start"
     PATIENCE_OUT = "patience is out"
     COHORT_COMPLETE = "cohort complete"
+    LAST_FLUSHED = "last buffer complete"
     COHORT_SHORT = "cohort short"
     EVALUATED = "evaluated"
     LAST_EVALUATED = "last model evaluated"
@@ -40,8 +41,10 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, str]] = {
     (Phase.GATHERING, Event.UNDESCRIBED): (Phase.DESCRIBING, "selection must know the devices' data"),
     (Phase.GATHERING, Event.TOO_FEW_AT_START): (Phase.STOPPED, "a run that cannot start says so at once"),
     (Phase.GATHERING, Event.PATIENCE_OUT): (Phase.STOPPED, "no wait is for ever; the run can be resumed"),
+    (Phase.TRAINING, Event.PATIENCE_OUT): (Phase.STOPPED, "a buffer that nobody fills waits no longer"),
     (Phase.DESCRIBING, Event.DESCRIBED): (Phase.GATHERING, "who says nothing is selected all the same"),
     (Phase.TRAINING, Event.COHORT_COMPLETE): (Phase.EVALUATING, "the mean is applied in one transaction"),
+    (Phase.TRAINING, Event.LAST_FLUSHED): (Phase.EVALUATING, "the buffers before it may still be evaluated"),
     (Phase.TRAINING, Event.COHORT_SHORT): (Phase.GATHERING, "too few updates: repeated, never aggregated"),
     (Phase.EVALUATING, Event.EVALUATED): (Phase.GATHERING, "the next round"),
     (Phase.EVALUATING, Event.BIASED): (Phase.CALIBRATING, "statistics are of the last model's features"),

@@ -63,8 +63,13 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
             weights = calibrated(store, row, bundle, weights, run.config)
         else:
             updates = [(r, _update(bundle, run.config, store.blob(r.hash))) for r in results]
-            mine = _mediators(row, weights, updates) if row.chains else [(u, r.examples) for r, u in updates]
-            weights, moments = _step(bundle, config, row, weights, moments, mine)
+            if row.chains:
+                mine = _mediators(row, weights, updates)
+                shares = [1] * len(mine)
+            else:
+                mine = [(update, result.examples) for result, update in updates]
+                shares = [_share(config, row.round - result.round) for result, _ in updates]
+            weights, moments = _step(bundle, config, row, weights, moments, mine, shares)
         participants = len({result.device for result in results})
         yield Replayed(row.round, participants, row.model_after, sha256(encode(weights)))
 
@@ -107,6 +112,7 @@ def _step(
     weights: Tensors,
     moments: dict[str, _Moments],
     updates: list[tuple[Tensors, int]],
+    shares: list[int],
 ) -> tuple[Tensors, dict[str, _Moments]]:
     new_weights, new_moments = {}, dict(moments)
     for parameter in bundle.manifest.parameters:
@@ -116,7 +122,8 @@ def _step(
             new_weights[name] = weights[name] + _advance(config, advances)
             continue
         if config["aggregation"] == "mean":
-            delta = _mean([(update[name], n) for update, n in updates], row.exponents[rule])
+            unit = _share(config, 0)
+            delta = _mean([(update[name], n) for update, n in updates], shares, unit, row.exponents[rule])
         else:
             delta = _middle(config, [update[name] for update, _ in updates])
         step = delta
@@ -158,10 +165,16 @@ def _middle(config: dict[str, Any], updates: list[Array]) -> Array:
     return np.asarray(kept.mean(axis=0).reshape(updates[0].shape))
 
 
-def _mean(updates: list[tuple[Array, int]], exponent: int) -> Array:
-    """Σ n·round(Δ·2^e) in Python integers, divided once by 2^e·Σ n."""
+def _share(config: dict[str, Any], staleness: int) -> int:
+    """What an update counts for: all, or in the buffered mode ⌊256/√(1 + τ)⌋ parts of 256."""
+    return math.floor(256 / math.sqrt(1 + staleness)) if config["mode"] == "buffered" else 1
+
+
+def _mean(updates: list[tuple[Array, int]], shares: list[int], unit: int, exponent: int) -> Array:
+    """Σ share·n·round(Δ·2^e) in Python integers, divided once by 2^e·unit·Σ n."""
     total = np.zeros(updates[0][0].shape, object)
-    for delta, examples in updates:
-        total = total + np.rint(np.ldexp(delta.astype(np.float64), exponent)).astype(object) * examples
+    for (delta, examples), share in zip(updates, shares, strict=True):
+        weight = examples * share
+        total = total + np.rint(np.ldexp(delta.astype(np.float64), exponent)).astype(object) * weight
     count = sum(examples for _, examples in updates)
-    return np.asarray(total.astype(np.float64) / (2.0**exponent * count))
+    return np.asarray(total.astype(np.float64) / (2.0**exponent * unit * count))

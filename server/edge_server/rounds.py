@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.codec import unpack
@@ -57,6 +57,9 @@ class RoundResult:
         return asdict(self)
 
 
+_R = TypeVar("_R", bound="TrainingRound")
+
+
 @dataclass(slots=True, kw_only=True)
 class TrainingRound(Assignment):
     """An attempt while it is open: every device trains from the round's model."""
@@ -71,17 +74,18 @@ class TrainingRound(Assignment):
         """Begin an attempt at the round after the run's last with ``cohort``."""
         precision = run.config.precision(cohort.wanted)
         row = round_row(run, cohort.call(), wanted=cohort.wanted, attempt=attempt, precision=precision)
-        return cls._of(run, bundle, row, cohort, now=now)
+        return cls.of(run, bundle, row, cohort, now=now)
 
     @classmethod
     def restore(cls, run: RunRow, bundle: Bundle, row: RoundRow, *, now: float) -> TrainingRound:
         """The attempt as the store has it, without its accepted updates: those are added again."""
         asked = math.ceil(row.wanted * run.config.over_selection)
         cohort = Cohort.restored(wanted=row.wanted, asked=asked, selected=row.selected)
-        return cls._of(run, bundle, row, cohort, now=now)
+        return cls.of(run, bundle, row, cohort, now=now)
 
     @classmethod
-    def _of(cls, run: RunRow, bundle: Bundle, row: RoundRow, cohort: Cohort, *, now: float) -> TrainingRound:
+    def of(cls: type[_R], run: RunRow, bundle: Bundle, row: RoundRow, cohort: Cohort, *, now: float) -> _R:
+        """The attempt of ``row`` with ``cohort``, nothing of it delivered."""
         precision = run.config.precision(row.wanted)
         return cls(
             key=row,
@@ -96,7 +100,8 @@ class TrainingRound(Assignment):
 
     def details(self, device: str) -> Mapping[str, Any]:
         """How the device trains."""
-        config, optimiser = self.config, self.config.optimiser_of(self.row.round)
+        config, number = self.config, self.round_of(device)
+        optimiser = config.optimiser_of(number)
         return {
             "epochs": config.epochs,
             "batch_size": config.batch_size,
@@ -106,7 +111,7 @@ class TrainingRound(Assignment):
             "keep_momentum": config.keep_momentum,
             "proximal": to_number(optimiser.proximal),
             "clip_norm": to_number(optimiser.clip_norm),
-            "seed": device_seed(config.seed, self.row.round, device, hop=self.hop_of(device)),
+            "seed": device_seed(config.seed, number, device, hop=self.hop_of(device)),
             "bounds": dict(self.precision.bounds),
             "exponents": dict(self.precision.exponents),
             "codec": config.codec,

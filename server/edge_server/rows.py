@@ -41,13 +41,17 @@ class WorkKey:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedResult:
-    """A result that counts: its device, the hash of its bytes, its weight n_k, its size in bytes, its hop."""
+    """A result that counts: its device, the hash of its bytes, its weight n_k, its size in bytes, its hop.
+
+    ``round`` is that of the model that it began with: an earlier one than it counts in where it was buffered.
+    """
 
     device: str
     hash: str
     examples: int
     size: int
     hop: int = 0
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ import msgspec
 import sqlalchemy as sa
 
 from edge_sdk.errors import RunError
+from edge_sdk.protocol.messages import Key as MessageKey
 from edge_sdk.protocol.messages import Offer, Ref
 from edge_sdk.tensors import sha256
 from edge_server.config import RunConfig
-from edge_server.rows import AcceptedResult, Key, RoundRow, RunRow
+from edge_server.rows import AcceptedResult, Key, RoundRow, RunRow, WorkKey
 
 SCHEMA = 2
 
@@ -72,6 +73,7 @@ _results = sa.Table(
     sa.Column("kind", sa.String(16), primary_key=True),
     sa.Column("hop", sa.Integer, primary_key=True),
     sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("counted", sa.Integer, nullable=False, index=True),
     sa.Column("hash", sa.String(64), nullable=False),
     sa.Column("examples", sa.BigInteger, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
@@ -195,11 +197,15 @@ class Store:
         """Record replacements."""
         with self._transaction() as connection:
             connection.execute(
-                sa.update(_rounds).where(_is_of(_rounds, row)).values(selected=msgspec.json.encode(selected))
+                sa.update(_rounds).where(_is_row(row)).values(selected=msgspec.json.encode(selected))
             )
 
-    def accept(self, device: str, offer: Offer, data: bytes) -> None:
-        """Record an accepted result with its bytes; the receipt may be sent after this."""
+    def accept(self, device: str, offer: Offer, data: bytes, *, counted: int) -> None:
+        """Record an accepted result with its bytes; the receipt may be sent after this.
+
+        Args:
+            counted: the round that it counts in.
+        """
         with self._transaction() as connection:
             _put(connection, data)
             connection.execute(
@@ -210,6 +216,7 @@ class Store:
                     kind=offer.kind,
                     hop=offer.hop,
                     device=device,
+                    counted=counted,
                     hash=offer.blob.hash,
                     examples=offer.examples,
                     size=offer.blob.size,
@@ -217,11 +224,22 @@ class Store:
             )
 
     def results(self, key: Key) -> list[AcceptedResult]:
-        """The accepted results of a piece of work, by hop and device."""
+        """The accepted results that count in a piece of work, or those under a message's key.
+
+        In the order of hops and devices.
+        """
+        query = sa.select(_results).where(_has_key(key) if isinstance(key, MessageKey) else _counts_in(key))
         with self._engine.connect() as connection:
-            query = sa.select(_results).where(_is_of(_results, key))
-            rows = connection.execute(query.order_by(_results.c.hop, _results.c.device))
-            return [AcceptedResult(r.device, r.hash, r.examples, r.size, r.hop) for r in rows]
+            rows = connection.execute(query.order_by(_results.c.hop, _results.c.device, _results.c.round))
+            return [AcceptedResult(r.device, r.hash, r.examples, r.size, r.hop, r.round) for r in rows]
+
+    def delivered(self, run: str, *, since: int) -> set[tuple[str, int]]:
+        """Who has delivered an update that began in round ``since`` or later: devices and rounds."""
+        query = sa.select(_results.c.device, _results.c.round).where(
+            _results.c.run == run, _results.c.kind == "train", _results.c.round >= since
+        )
+        with self._engine.connect() as connection:
+            return {(row.device, row.round) for row in connection.execute(query)}
 
     def set_multiples(self, run: str, multiples: dict[int, float]) -> None:
         """Record the plan of augmentation, which holds for the whole run."""
@@ -236,9 +254,7 @@ class Store:
             for data in (model, state):
                 _put(connection, data)
             connection.execute(
-                sa.update(_rounds)
-                .where(_is_of(_rounds, row))
-                .values(status="aggregated", model_after=sha256(model))
+                sa.update(_rounds).where(_is_row(row)).values(status="aggregated", model_after=sha256(model))
             )
             connection.execute(
                 sa.update(_runs)
@@ -255,13 +271,13 @@ class Store:
         """Record what a round came to."""
         with self._transaction() as connection:
             connection.execute(
-                sa.update(_rounds).where(_is_of(_rounds, row)).values(figures=msgspec.json.encode(figures))
+                sa.update(_rounds).where(_is_row(row)).values(figures=msgspec.json.encode(figures))
             )
 
     def repeat(self, row: RoundRow) -> None:
         """Record that an attempt has failed; its updates are never aggregated."""
         with self._transaction() as connection:
-            connection.execute(sa.update(_rounds).where(_is_of(_rounds, row)).values(status="repeated"))
+            connection.execute(sa.update(_rounds).where(_is_row(row)).values(status="repeated"))
             hashes = self._result_hashes(connection, row)
             _forget(connection, hashes, row)
 
@@ -327,8 +343,8 @@ class Store:
                     f"the store has schema {found}, this server reads {SCHEMA}: use a new --work-dir"
                 )
 
-    def _result_hashes(self, connection: sa.Connection, key: Key) -> set[str]:
-        query = sa.select(_results.c.hash).where(_is_of(_results, key))
+    def _result_hashes(self, connection: sa.Connection, key: WorkKey | RoundRow) -> set[str]:
+        query = sa.select(_results.c.hash).where(_counts_in(key))
         return set(connection.execute(query).scalars())
 
 
@@ -353,13 +369,13 @@ def _put(connection: sa.Connection, data: bytes) -> None:
         connection.execute(sa.insert(_blobs).values(hash=digest, data=data))
 
 
-def _forget(connection: sa.Connection, hashes: set[str], key: Key | None) -> None:
+def _forget(connection: sa.Connection, hashes: set[str], key: RoundRow | None) -> None:
     """Delete blobs of a piece of work, except those that anything else has with the same bytes."""
     needed = [sa.select(column) for column in (_runs.c.bundle, _runs.c.model, _runs.c.state)]
     others = sa.select(_results.c.hash)
     if key is not None:
         # Other attempts at the round have ended as this one has.
-        same = (_results.c.run == key.run, _results.c.round == key.round, _results.c.kind == key.kind)
+        same = (_results.c.run == key.run, _results.c.counted == key.round, _results.c.kind == key.kind)
         others = others.where(sa.not_(sa.and_(*same)))
     needed.append(others)
     unused = [_blobs.c.hash.not_in(query) for query in needed]
@@ -374,12 +390,30 @@ def _unlearn(connection: sa.Connection, run: str, kinds: list[str]) -> None:
     _forget(connection, hashes, None)
 
 
-def _is_of(table: sa.Table, key: Key) -> sa.ColumnElement[bool]:
+def _is_row(row: RoundRow) -> sa.ColumnElement[bool]:
     return sa.and_(
-        table.c.run == key.run,
-        table.c.round == key.round,
-        table.c.attempt == key.attempt,
-        table.c.kind == key.kind,
+        _rounds.c.run == row.run,
+        _rounds.c.round == row.round,
+        _rounds.c.attempt == row.attempt,
+        _rounds.c.kind == row.kind,
+    )
+
+
+def _counts_in(key: RoundRow | WorkKey) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        _results.c.run == key.run,
+        _results.c.counted == key.round,
+        _results.c.attempt == key.attempt,
+        _results.c.kind == key.kind,
+    )
+
+
+def _has_key(key: MessageKey) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        _results.c.run == key.run,
+        _results.c.round == key.round,
+        _results.c.attempt == key.attempt,
+        _results.c.kind == key.kind,
     )
 
 

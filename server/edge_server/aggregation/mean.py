@@ -77,26 +77,36 @@ class MeanUpdate:
 
 
 class WeightedSum:
-    """A running Σ n_k Δ_k. Feed it updates that :func:`edge_sdk.update.check_update` has passed."""
+    """A running Σ n_k Δ_k. Feed it updates that :func:`edge_sdk.update.check_update` has passed.
 
-    def __init__(self, specs: list[TensorSpec], rules: Mapping[str, Rule], precision: Precision) -> None:
+    Args:
+        unit: what one example weighs in full; an update may count for a whole-numbered part of it.
+    """
+
+    def __init__(
+        self, specs: list[TensorSpec], rules: Mapping[str, Rule], precision: Precision, *, unit: int = 1
+    ) -> None:
         self._rules = rules
+        self._unit = unit
         self._precision = precision
         self._sums: Tensors = {spec.name: np.zeros(spec.shape, np.int64) for spec in specs}
         self.examples = 0
 
-    def add(self, update: Mapping[str, Array], examples: int) -> None:
-        """Add Δ_k with weight ``examples`` = n_k, which is at least 1."""
-        if examples < 1:
+    def add(self, update: Mapping[str, Array], examples: int, *, share: int | None = None) -> None:
+        """Add Δ_k with weight ``examples`` = n_k, which is at least 1.
+
+        Args:
+            share: of ``unit``, by which Δ_k is made smaller; all of it by default.
+        """
+        weight = examples * (self._unit if share is None else share)
+        if examples < 1 or weight < 1:
             raise ValueError(f"an update of {examples} examples has no weight")
         for name, rule in self._rules.items():
             if rule == "counter":
                 np.minimum(self._sums[name], update[name], out=self._sums[name])
             else:
                 step = 2.0 ** self._precision.exponents[rule]
-                self._sums[name] += (
-                    np.rint(update[name].astype(np.float64) * step).astype(np.int64) * examples
-                )
+                self._sums[name] += np.rint(update[name].astype(np.float64) * step).astype(np.int64) * weight
         self.examples += examples
 
     def mean(self) -> MeanUpdate:
@@ -106,7 +116,7 @@ class WeightedSum:
         delta = {
             name: self._sums[name].copy()
             if rule == "counter"
-            else self._sums[name] / (2.0 ** self._precision.exponents[rule] * self.examples)
+            else self._sums[name] / (2.0 ** self._precision.exponents[rule] * self._unit * self.examples)
             for name, rule in self._rules.items()
         }
         return MeanUpdate(delta, self._rules)

@@ -80,6 +80,17 @@ def sent_specs(parameters: tuple[Parameter, ...], codec: Codec) -> list[TensorSp
     return specs
 
 
+def restored(sent: Mapping[str, Array], parameters: tuple[Parameter, ...]) -> Tensors:
+    """The update, in the model's own dtypes, that the server reads in what :func:`quantise` made."""
+    return {parameter.name: _restored(parameter.name, sent) for parameter in parameters}
+
+
+def check_available(compression: Compression) -> None:
+    """Raise RuntimeUnavailableError if the compression is not installed."""
+    if compression != "none":
+        _zstd()
+
+
 def pack(tensors: Mapping[str, Array], compression: Compression) -> bytes:
     """The bytes of an update to send; RuntimeUnavailableError if the compression is not installed."""
     data = encode(tensors)
@@ -104,7 +115,7 @@ def unpack(
     for name, tensor in sent.items():
         if name.startswith(SCALE) and not (np.isfinite(tensor) & (tensor >= 0)).all():
             raise TensorError(f"tensor {name!r} holds scales that are not finite or below 0")
-    return {parameter.name: _restored(parameter.name, sent) for parameter in parameters}
+    return restored(sent, parameters)
 
 
 def _halved(name: str, exact: Array) -> Array:
@@ -116,7 +127,7 @@ def _halved(name: str, exact: Array) -> Array:
 
 def _rounded(exact: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """int8 of ``exact``'s shape, and its scales, float32 [channels]."""
-    channels = exact.reshape(*_channels(exact.shape), -1)
+    channels = _by_channel(exact)
     scales = (np.abs(channels).max(axis=1, initial=0.0) / LEVELS).astype(np.float32)
     steps = channels / np.where(scales > 0, scales, 1.0).astype(np.float32)[:, None]
     rounded = np.floor(steps + rng.random(steps.shape, np.float32))
@@ -126,9 +137,14 @@ def _rounded(exact: Array, rng: np.random.Generator) -> tuple[Array, Array]:
 def _restored(name: str, sent: Mapping[str, Array]) -> Array:
     tensor = sent[name]
     if tensor.dtype == np.int8:
-        channels = tensor.reshape(*_channels(tensor.shape), -1).astype(np.float32)
+        channels = _by_channel(tensor).astype(np.float32)
         return (channels * sent[SCALE + name][:, None]).reshape(tensor.shape)
     return tensor.astype(np.float32) if tensor.dtype == np.float16 else tensor
+
+
+def _by_channel(tensor: Array) -> Array:
+    (channels,) = _channels(tensor.shape)
+    return tensor.reshape(channels, tensor.size // max(channels, 1))
 
 
 def _channels(shape: tuple[int, ...]) -> tuple[int]:

@@ -18,7 +18,7 @@ EVALUATION_BATCH = 256
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not an error
-    """Training was asked to stop between two steps."""
+    """Training or evaluation was asked to stop between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,24 @@ def train(
     return totals
 
 
-def evaluate(runtime: Runtime, manifest: Manifest, dataset: Dataset, indices: Array) -> Sums:
+def evaluate(
+    runtime: Runtime,
+    manifest: Manifest,
+    dataset: Dataset,
+    indices: Array,
+    *,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Sums:
     """Loss and correct predictions of the runtime's weights on ``dataset[indices]``, as sums.
 
     Raises:
         DataError: an example does not fit the model.
+        Cancelled: ``cancelled()`` became true between two batches.
     """
     totals = Sums(0.0, 0, 0)
     for start in range(0, len(indices), EVALUATION_BATCH):
+        if cancelled():
+            raise Cancelled
         batch = indices[start : start + EVALUATION_BATCH]
         totals += runtime.evaluate(*prepare(dataset, batch, manifest.input, manifest.classes))
     return totals

@@ -12,7 +12,7 @@ from edge_sdk.augment import augmented
 from edge_sdk.bundle import MAX_BYTES, Bundle
 from edge_sdk.data import Dataset, as_dataset, split_held_out
 from edge_sdk.description import Sharing, describe, refuse_unshared
-from edge_sdk.errors import BundleError, DataError, ProtocolError, TensorError
+from edge_sdk.errors import BundleError, DataError, ProtocolError, RuntimeUnavailableError, TensorError
 from edge_sdk.exchange import Exchange
 from edge_sdk.features import Describer, open_describer
 from edge_sdk.link import Link
@@ -134,6 +134,8 @@ class Worker:
                 link.send(Taken(**key_of(task), examples=pending.examples))
                 return self.hand_in(pending, data, exchange, cancelled, timeout=task.deadline)
         refuse_unshared(task, self.sharing)
+        if task.kind == "train":
+            _check_compression(task)
         data_set = self._data_for(task)
         link.send(Taken(**key_of(task), examples=len(data_set[1])))
         bundle, runtime = self.open(task.bundle, exchange, cancelled)
@@ -155,20 +157,21 @@ class Worker:
             self._tell(task, told, len(data_set[1]), exchange, cancelled)
             return None
         if task.kind == "evaluate":
-            sums = training.evaluate(runtime, bundle.manifest, *data_set)
+            sums = training.evaluate(runtime, bundle.manifest, *data_set, cancelled=cancelled)
             loss = _finite(sums.loss)
             report = Report(**key_of(task), loss=loss, correct=sums.correct, examples=sums.examples)
             exchange.deliver(report, b"", timeout=task.deadline, cancelled=cancelled)
             return None
         delta = self._train(task, bundle.manifest, runtime, received, *data_set, cancelled)
         data, residual = self._pack(task, bundle.manifest, delta)
+        velocity = encode(runtime.get_velocity()) if task.keep_momentum else None
         offer = Offer(**key_of(task), blob=reference(data, chunk=task.model.chunk), examples=len(data_set[1]))
-        self.workspace.set_pending(offer, data, residual=residual)
+        self.workspace.set_pending(offer, data, residual=residual, velocity=velocity)
         return self.hand_in(offer, data, exchange, cancelled, timeout=task.deadline)
 
     def _pack(self, task: Task, manifest: Manifest, delta: Tensors) -> tuple[bytes, bytes | None]:
         """The update as it travels, and what that loses, which the next update is to make up for."""
-        lost = self.workspace.residual(task.run) if task.codec != "fp32" else None
+        lost = self.workspace.residual(task) if task.codec != "fp32" else None
         sent, residual = codec.quantise(
             delta,
             manifest.parameters,
@@ -176,6 +179,8 @@ class Worker:
             seed=task.seed,
             residual=decode(lost, manifest.trainable) if lost is not None else None,
         )
+        # What was lost before, and rounding, may have brought it over a bound that it kept.
+        update.check_update(codec.restored(sent, manifest.parameters), manifest.rules, task.bounds)
         return codec.pack(sent, task.compression), encode(residual) if residual else None
 
     def _tell(
@@ -200,7 +205,7 @@ class Worker:
         if not set(manifest.rules.values()) <= task.bounds.keys():
             raise ProtocolError("the task gives no bound for a rule of aggregation that the bundle has")
         if task.keep_momentum:
-            velocity = self.workspace.velocity(task.run)
+            velocity = self.workspace.velocity(task)
             if velocity is not None:
                 runtime.set_velocity(decode(velocity, manifest.trainable))
         training.train(
@@ -212,8 +217,6 @@ class Worker:
             on_progress=self.on_progress,
             cancelled=cancelled,
         )
-        if task.keep_momentum:
-            self.workspace.set_velocity(task.run, encode(runtime.get_velocity()))
         delta = update.difference(received, runtime.get_weights())
         update.check_update(delta, manifest.rules, task.bounds)
         return delta
@@ -294,6 +297,15 @@ class Worker:
             data = exchange.fetch(ref, limit=limit, cancelled=cancelled)
             self.workspace.keep(data)
         return data
+
+
+def _check_compression(task: Task) -> None:
+    """Raise ProtocolError, before the training, if its result could not be sent."""
+    try:
+        codec.check_available(task.compression)
+    except RuntimeUnavailableError as error:
+        # Another run may want none: this one is no reason for the device to end.
+        raise ProtocolError(f"the update cannot be compressed as the task wants: {error}") from None
 
 
 def _finite(loss: float) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from edge_sdk.errors import ProtocolError, RunError
 from edge_sdk.files import write_atomically
 from edge_sdk.protocol import check_id
-from edge_sdk.protocol.messages import Offer
+from edge_sdk.protocol.messages import Key, Offer
 from edge_sdk.tensors import sha256
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -33,11 +33,33 @@ class Newest(msgspec.Struct, frozen=True):
     model: str
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """Tensors that a run's rounds hand on, by their SHA-256: the local velocity, or what codecs lost."""
+class Carried(msgspec.Struct, frozen=True):
+    """What an accepted update leaves for the next of its run, by SHA-256; None for what there is not."""
+
+    residual: str | None = None
+    velocity: str | None = None
+
+
+class _Pending(msgspec.Struct, frozen=True):
+    """A finished update that no receipt has come for yet, and what it will leave if it counts."""
+
+    offer: Offer
+    carried: Carried
+
+
+class _Committed(msgspec.Struct, frozen=True):
+    """What the last accepted updates have left: those of one attempt, and all before it."""
 
     run: str
-    tensors: str
+    round: int
+    attempt: int
+    carried: Carried
+    before: Carried
+
+    @property
+    def attempt_of(self) -> tuple[str, int, int]:
+        """Run, round and attempt."""
+        return self.run, self.round, self.attempt
 
 
 class Workspace:
@@ -106,63 +128,79 @@ class Workspace:
 
     def set_newest(self, newest: Newest) -> None:
         """Remember the newest model, whose blobs are kept."""
-        write_atomically(self.path / "newest.json", msgspec.json.encode(newest))
+        self._write("newest.json", newest)
 
     @property
     def pending(self) -> Offer | None:
         """The finished update that no receipt has come for yet."""
-        return self._read("pending.json", Offer)
+        pending = self._read("pending.json", _Pending)
+        return pending.offer if pending is not None else None
 
-    def set_pending(self, offer: Offer, update: bytes, *, residual: bytes | None = None) -> None:
+    def set_pending(
+        self, offer: Offer, update: bytes, *, residual: bytes | None = None, velocity: bytes | None = None
+    ) -> None:
         """Keep a finished update until its receipt, over restarts.
 
         Args:
             residual: what the update's codec has lost, for the next update of the run if this one counts.
+            velocity: the local velocity, for the next update likewise.
         """
         self.keep(update)
-        (self.path / "pending-residual.json").unlink(missing_ok=True)
-        if residual is not None:
-            kept = Kept(offer.run, self.keep(residual))
-            write_atomically(self.path / "pending-residual.json", msgspec.json.encode(kept))
-        write_atomically(self.path / "pending.json", msgspec.json.encode(offer))
+        kept = [self.keep(tensors) if tensors is not None else None for tensors in (residual, velocity)]
+        self._write("pending.json", _Pending(offer, Carried(*kept)))
 
     def clear_pending(self, *, accepted: bool) -> None:
-        """The update has its receipt; only if it counts, what its codec lost is to be made up for."""
-        lost = self.path / "pending-residual.json"
-        if accepted and lost.exists():
-            lost.replace(self.path / "residual.json")
-        lost.unlink(missing_ok=True)
+        """The update has its receipt; only if it counts, the next of its run goes on from what it left."""
+        pending = self._read("pending.json", _Pending)
+        if accepted and pending is not None:
+            offer = pending.offer
+            last = self._read("carried.json", _Committed)
+            # Turns of a chain, and a receipt that is repeated, belong to one attempt.
+            same = last is not None and last.attempt_of == (offer.run, offer.round, offer.attempt)
+            before = last.before if last is not None and same else self._carried(offer)
+            committed = _Committed(offer.run, offer.round, offer.attempt, pending.carried, before)
+            self._write("carried.json", committed)
         (self.path / "pending.json").unlink(missing_ok=True)
 
-    def velocity(self, run: str) -> bytes | None:
-        """The local velocity that an earlier round of ``run`` has left, if there is one."""
-        return self._kept("velocity.json", run)
+    def residual(self, work: Key) -> bytes | None:
+        """What the codec has lost of the accepted update before ``work``, if there was one.
 
-    def residual(self, run: str) -> bytes | None:
-        """What the codec of the run's last accepted update has lost, if there was one."""
-        return self._kept("residual.json", run)
+        An attempt that is followed by another at the same round was thrown away, and counts as never made.
+        """
+        return self._blob_if_any(self._carried(work).residual)
 
-    def set_velocity(self, run: str, tensors: bytes) -> None:
-        """Keep the local velocity for the next round of ``run``, over restarts."""
-        kept = Kept(run, self.keep(tensors))
-        write_atomically(self.path / "velocity.json", msgspec.json.encode(kept))
+    def velocity(self, work: Key) -> bytes | None:
+        """The local velocity that the accepted update before ``work`` has left, as for :meth:`residual`."""
+        return self._blob_if_any(self._carried(work).velocity)
+
+    def _carried(self, work: Key) -> Carried:
+        last = self._read("carried.json", _Committed)
+        if last is None or last.run != work.run:
+            return Carried()
+        return last.before if last.round == work.round and last.attempt < work.attempt else last.carried
 
     def _referenced(self) -> set[str]:
-        newest, pending = self.newest, self.pending
-        kept = {newest.bundle, newest.model} if newest else set()
-        for name in ("velocity.json", "residual.json", "pending-residual.json"):
-            handed_on = self._read(name, Kept)
-            kept |= {handed_on.tensors} if handed_on else set()
-        return kept | ({pending.blob.hash} if pending else set())
+        newest, pending = self.newest, self._read("pending.json", _Pending)
+        committed = self._read("carried.json", _Committed)
+        left = [committed.carried, committed.before] if committed is not None else []
+        kept = {newest.bundle, newest.model} if newest is not None else set()
+        if pending is not None:
+            kept.add(pending.offer.blob.hash)
+            left.append(pending.carried)
+        return kept | {
+            digest for one in left for digest in (one.residual, one.velocity) if digest is not None
+        }
 
-    def _kept(self, name: str, run: str) -> bytes | None:
-        kept = self._read(name, Kept)
-        return self.blob(kept.tensors) if kept is not None and kept.run == run else None
+    def _blob_if_any(self, digest: str | None) -> bytes | None:
+        return self.blob(digest) if digest is not None else None
 
     def _blob_path(self, digest: str) -> Path:
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
             raise ProtocolError(f"{digest[:80]!r} is not a SHA-256")
         return self.path / "blobs" / digest
+
+    def _write(self, name: str, note: msgspec.Struct) -> None:
+        write_atomically(self.path / name, msgspec.json.encode(note))
 
     def _once(self, name: str, value: str) -> str:
         path = self.path / name

@@ -156,3 +156,12 @@ def test_a_damaged_frame_is_refused(cut):
     data = pack(update(), "zstd")
     with pytest.raises(TensorError, match=r"damaged|declares"):
         unpack(data[:cut], PARAMETERS, "fp32", "zstd", limit=LIMIT)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (0, 3, 3)])
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_a_tensor_without_elements_travels(codec, shape):
+    parameters = (Parameter("w", shape, "float32", "mean"),)
+    sent, lost = quantise({"w": np.zeros(shape, np.float32)}, parameters, codec, seed=0)
+    arrived = unpack(pack(sent, "none"), parameters, codec, "none", limit=LIMIT)["w"]
+    assert (arrived.shape, arrived.dtype, lost["w"].shape) == (shape, np.float32, shape)

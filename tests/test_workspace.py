@@ -11,9 +11,9 @@ from edge_sdk.tensors import sha256
 from edge_sdk.workspace import KEPT_BLOBS, Newest, Workspace
 
 
-def offer_of(data):
+def offer_of(data, run="a" * 32, round_number=2, attempt=1, hop=0):
     ref = reference(data)
-    return Offer(run="a" * 32, round=2, attempt=1, kind="train", blob=ref, examples=5)
+    return Offer(run=run, round=round_number, attempt=attempt, hop=hop, kind="train", blob=ref, examples=5)
 
 
 def reopened(space):
@@ -121,14 +121,14 @@ def test_an_update_with_a_receipt_is_forgotten(space):
 
 @pytest.mark.parametrize("accepted", [True, False])
 def test_what_a_codec_has_lost_is_made_up_for_only_if_the_update_counts(space, accepted):
-    run = "a" * 32
     space.set_pending(offer_of(b"first"), b"first", residual=b"lost of the first")
     space.clear_pending(accepted=True)
     space.set_pending(offer_of(b"second"), b"second", residual=b"lost of the second")
     space = reopened(space)
     space.clear_pending(accepted=accepted)
-    assert space.residual(run) == (b"lost of the second" if accepted else b"lost of the first")
-    assert space.residual("b" * 32) is None
+    following = offer_of(b"third", round_number=3)
+    assert space.residual(following) == (b"lost of the second" if accepted else b"lost of the first")
+    assert space.residual(offer_of(b"third", run="b" * 32)) is None
     space.close()
 
 
@@ -136,7 +136,7 @@ def test_a_residual_belongs_to_the_update_that_it_came_with(space):
     space.set_pending(offer_of(b"first"), b"first", residual=b"lost of the first")
     space.set_pending(offer_of(b"second"), b"second")
     space.clear_pending(accepted=True)
-    assert space.residual("a" * 32) is None
+    assert space.residual(offer_of(b"third", round_number=3)) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{}", b"\xff", b'{"type":"join"}', b"[" * 5000])
@@ -144,3 +144,70 @@ def test_a_damaged_note_counts_as_none(space, text):
     (space.path / "pending.json").write_bytes(text)
     (space.path / "newest.json").write_bytes(text)
     assert (space.pending, space.newest) == (None, None)
+
+
+def handed_in(space, *, round_number, attempt=0, left, accepted=True, hop=0):
+    """Keep an update that leaves ``left`` as residual and as velocity, and give it its receipt."""
+    data = f"update {round_number} {attempt} {hop}".encode()
+    offer = offer_of(data, round_number=round_number, attempt=attempt, hop=hop)
+    space.set_pending(offer, data, residual=left, velocity=left + b" velocity")
+    space.clear_pending(accepted=accepted)
+
+
+def begun_with(space, round_number, attempt=0):
+    """The residual and the velocity that an update would begin with."""
+    work = offer_of(b"next", round_number=round_number, attempt=attempt)
+    return space.residual(work), space.velocity(work)
+
+
+def test_the_velocity_of_an_update_that_is_refused_does_not_go_on(space):
+    handed_in(space, round_number=1, left=b"first")
+    handed_in(space, round_number=2, left=b"second", accepted=False)
+    assert begun_with(space, 3) == (b"first", b"first velocity")
+
+
+def test_an_update_that_was_never_handed_in_leaves_nothing(space):
+    handed_in(space, round_number=1, left=b"first")
+    space.set_pending(offer_of(b"second"), b"second", residual=b"lost", velocity=b"moved")
+    assert begun_with(reopened(space), 2) == (b"first", b"first velocity")
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_round_that_is_repeated_begins_with_what_was_there_before_it(space, turns):
+    handed_in(space, round_number=1, left=b"first")
+    for hop in range(turns):
+        handed_in(space, round_number=2, left=b"thrown away", hop=hop)
+    space = reopened(space)
+    assert begun_with(space, 2, attempt=1) == (b"first", b"first velocity")
+    handed_in(space, round_number=2, attempt=1, left=b"thrown away too")
+    handed_in(space, round_number=2, attempt=2, left=b"third attempt")
+    assert begun_with(space, 2, attempt=3) == (b"first", b"first velocity")
+    assert begun_with(space, 3) == (b"third attempt", b"third attempt velocity")
+    space.close()
+
+
+def test_the_turns_of_a_chain_go_on_from_one_another(space):
+    handed_in(space, round_number=1, left=b"turn 0")
+    assert begun_with(space, 1) == (b"turn 0", b"turn 0 velocity")
+
+
+def test_a_receipt_that_comes_again_after_a_crash_changes_nothing(space):
+    handed_in(space, round_number=1, left=b"first")
+    data = b"second"
+    offer = offer_of(data, round_number=2, attempt=0)
+    space.set_pending(offer, data, residual=b"lost")
+    note = (space.path / "pending.json").read_bytes()
+    space.clear_pending(accepted=True)
+    (space.path / "pending.json").write_bytes(note)
+    space.clear_pending(accepted=True)
+    assert begun_with(space, 2, attempt=1) == (b"first", b"first velocity")
+    assert begun_with(space, 3) == (b"lost", None)
+
+
+def test_what_rounds_hand_on_is_never_removed(space):
+    handed_in(space, round_number=1, left=b"first")
+    handed_in(space, round_number=2, left=b"second")
+    for number in range(3 * KEPT_BLOBS):
+        space.keep(bytes([number]))
+    assert begun_with(space, 3) == (b"second", b"second velocity")
+    assert begun_with(space, 2, attempt=1) == (b"first", b"first velocity")

@@ -14,6 +14,8 @@ from edge_sdk.tensors import TensorSpec
 SCHEMA = 1
 MAX_TENSORS = 10_000
 MAX_ELEMENTS = 1 << 31
+MAX_NOISE = 1 << 24
+"""Numbers of noise that one sample may take: a step allocates them for a whole batch."""
 MAX_CLASSES = 1 << 20
 MAX_DIMS = 4096
 _DTYPES = ("float32", "int64")
@@ -213,6 +215,8 @@ def _check_consistency(manifest: Manifest) -> None:
         raise BundleError(f"manifest.json names {len(manifest.class_names)} of {manifest.classes} classes")
     if [noise.name for noise in manifest.noise] != [f"noise{i}" for i in range(len(manifest.noise))]:
         raise BundleError("manifest.json must name its noise inputs noise0, noise1, … in order")
+    if (numbers := sum(math.prod(noise.shape) for noise in manifest.noise)) > MAX_NOISE:
+        raise BundleError(f"manifest.json wants {numbers} numbers of noise for a sample, over the limit")
 
 
 def _check_size(input: Input) -> None:

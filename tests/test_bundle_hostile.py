@@ -187,6 +187,14 @@ HOSTILE_MANIFESTS = {
         "1 channels",
     ),
     "class names for other classes": (lambda: with_manifest(class_names=["a"]), "1 of 2 classes"),
+    "giant noise": (
+        lambda: with_manifest(noise=[{"name": "noise0", "shape": [1 << 31, 1 << 31]}]),
+        "of noise for a sample, over the limit",
+    ),
+    "much noise in many parts": (
+        lambda: with_manifest(noise=[{"name": f"noise{i}", "shape": [1 << 20]} for i in range(17)]),
+        "of noise for a sample, over the limit",
+    ),
     "nested a million deep": (
         lambda: zipped({**members_of(honest()), "manifest.json": b"[" * 1_000_000}),
         "not valid",

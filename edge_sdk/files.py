@@ -24,11 +24,21 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         raise EdgeError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder durable; without it a power cut may bring the old file back."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def check_writable(path: Path) -> None:

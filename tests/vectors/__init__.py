@@ -1,0 +1,1 @@
+"""Golden vectors and the code that makes them from docs/protocol.md alone: nothing here imports the SDK."""

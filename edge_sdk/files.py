@@ -16,6 +16,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         EdgeError: the file cannot be written; what was there before is still there.
     """
+    try:
+        replace(path, data)
+    except OSError as error:
+        raise EdgeError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def replace(path: Path, data: bytes) -> None:
+    """As :func:`write_atomically`, for who tells of an OSError in words of his own."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,8 +33,6 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except OSError as error:
-        raise EdgeError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class Worker:
         """Open ``bundle`` unless it is the open one."""
         if self._opened is None or self._opened[0] != bundle.sha256:
             self.workspace.keep(bundle.data)
+            self.workspace.open_bundle = bundle.sha256
             self._opened = (bundle.sha256, bundle, self.engine.open(bundle))
 
     def open(self, bundle: Ref, exchange: Exchange, cancelled: Cancellation) -> tuple[Bundle, Runtime]:
@@ -294,7 +296,9 @@ class Worker:
     def _fetch(self, ref: Ref, limit: int, exchange: Exchange, cancelled: Cancellation) -> bytes:
         data = self.workspace.blob(ref.hash)
         if data is None:
-            data = exchange.fetch(ref, limit=limit, cancelled=cancelled)
+            partial = self.workspace.partial(ref)
+            with contextlib.closing(partial) if partial is not None else contextlib.nullcontext():
+                data = exchange.fetch(ref, limit=limit, cancelled=cancelled, storage=partial)
             self.workspace.keep(data)
         return data
 

@@ -5,6 +5,7 @@ Only one client uses a folder at a time; everything in it is written whole or no
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -14,9 +15,10 @@ from typing import TypeVar
 import msgspec
 
 from edge_sdk.errors import ProtocolError, RunError
-from edge_sdk.files import write_atomically
-from edge_sdk.protocol import check_id
-from edge_sdk.protocol.messages import Key, Offer
+from edge_sdk.files import replace
+from edge_sdk.partial import FLUSH_EVERY, Partial, writing
+from edge_sdk.protocol import check_id, chunk_count
+from edge_sdk.protocol.messages import Key, Offer, Ref
 from edge_sdk.tensors import sha256
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -24,6 +26,11 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 KEPT_BLOBS = 8
 """Blobs kept: the bundle, the newest models, an update, what rounds hand on; the least recently used goes
 first."""
+KEPT_PARTIALS = 2
+"""Unfinished downloads kept: a run's bundle and its model."""
+LEFT = ".*.????????"
+"""Names of files that were never finished."""
+_NEXT = 2 * 10**9  # ns; the coarsest file system counts in steps of 2 s
 
 
 class Newest(msgspec.Struct, frozen=True):
@@ -83,6 +90,11 @@ class Workspace:
             raise RunError(
                 f"the work folder {self.path} is in use by another device on this machine"
             ) from None
+        for unfinished in (*self.path.glob(LEFT), *(self.path / "blobs").glob(LEFT)):
+            # A process was killed while it wrote.
+            unfinished.unlink(missing_ok=True)
+        self.open_bundle = ""
+        """SHA-256 of a bundle in use, which stays here whatever else is kept."""
         self.install = self._once("install", secrets.token_hex(16))
 
     def close(self) -> None:
@@ -107,19 +119,55 @@ class Workspace:
         if sha256(data) != digest:
             path.unlink(missing_ok=True)
             return None
-        os.utime(path)
+        with contextlib.suppress(OSError):
+            self._mark_used(path)
         return data
 
     def keep(self, data: bytes) -> str:
-        """Keep a blob; returns its SHA-256. The least recently used beyond KEPT_BLOBS are removed."""
+        """Keep a blob; returns its SHA-256. The least recently used beyond KEPT_BLOBS are removed.
+
+        Raises:
+            RunError: the disk is full, or cannot be written.
+        """
         digest = sha256(data)
-        write_atomically(self._blob_path(digest), data)
-        protected = {digest, *self._referenced()}
-        blobs = sorted((self.path / "blobs").glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime)
-        for path in blobs[: max(len(blobs) - KEPT_BLOBS, 0)]:
-            if path.name not in protected:
-                path.unlink(missing_ok=True)
+        path = self._blob_path(digest)
+        with writing():
+            replace(path, data)
+            self._mark_used(path)
+            protected = {digest, self.open_bundle, *self._referenced()}
+            for other in self._blobs()[:-KEPT_BLOBS]:
+                if other.name not in protected:
+                    other.unlink(missing_ok=True)
+            self._drop_partial(digest)
         return digest
+
+    def partial(self, ref: Ref) -> Partial | None:
+        """Where the download of a blob is kept until it is whole; None for one that is too small for that.
+
+        Raises:
+            RunError: the disk is full, or cannot be written.
+        """
+        if chunk_count(ref) <= FLUSH_EVERY:
+            return None
+        self._blob_path(ref.hash)
+        with writing():
+            others = [path for path in (self.path / "partial").glob("*.part") if path.stem != ref.hash]
+            for path in sorted(others, key=_when)[: 1 - KEPT_PARTIALS]:
+                self._drop_partial(path.stem)
+        return Partial(self.path / "partial", ref)
+
+    def _drop_partial(self, digest: str) -> None:
+        for suffix in (".part", ".map"):
+            (self.path / "partial" / f"{digest}{suffix}").unlink(missing_ok=True)
+
+    def _blobs(self) -> list[Path]:
+        """The blobs, the least recently used first."""
+        return sorted((self.path / "blobs").glob("[0-9a-f]*"), key=_when)
+
+    def _mark_used(self, path: Path) -> None:
+        # A file's time is a counter here: a device's clock may stand in 1970.
+        last = max(_when(blob) for blob in self._blobs())
+        os.utime(path, ns=(last + _NEXT, last + _NEXT))
 
     @property
     def newest(self) -> Newest | None:
@@ -200,12 +248,14 @@ class Workspace:
         return self.path / "blobs" / digest
 
     def _write(self, name: str, note: msgspec.Struct) -> None:
-        write_atomically(self.path / name, msgspec.json.encode(note))
+        with writing():
+            replace(self.path / name, msgspec.json.encode(note))
 
     def _once(self, name: str, value: str) -> str:
         path = self.path / name
         if not path.exists():
-            write_atomically(path, value.encode())
+            with writing():
+                replace(path, value.encode())
         return path.read_text().strip()
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
@@ -213,3 +263,7 @@ class Workspace:
             return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
         except (OSError, msgspec.DecodeError):
             return None
+
+
+def _when(path: Path) -> int:
+    return path.stat().st_mtime_ns

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from disks import full_disk
 
 from edge_sdk.errors import ProtocolError, RunError
 from edge_sdk.protocol import reference
@@ -211,3 +212,38 @@ def test_what_rounds_hand_on_is_never_removed(space):
         space.keep(bytes([number]))
     assert begun_with(space, 3) == (b"second", b"second velocity")
     assert begun_with(space, 2, attempt=1) == (b"first", b"first velocity")
+
+
+@pytest.mark.parametrize("now", [0, 4 * 10**9], ids=["1970", "2096"])
+def test_whatever_the_clock_says_what_was_just_kept_is_not_removed(space, now):
+    for number in range(KEPT_BLOBS):
+        digest = space.keep(bytes([number]))
+        os.utime(space.path / "blobs" / digest, (now, now))
+        now += 1
+    # Files that are made now are newer than those, or older.
+    bundle = space.keep(b"bundle")
+    space.keep(b"model")
+    assert space.blob(bundle) == b"bundle"
+
+
+def test_the_open_bundle_is_never_removed(space):
+    space.open_bundle = space.keep(b"bundle")
+    for number in range(3 * KEPT_BLOBS):
+        space.keep(bytes([number]))
+    assert space.blob(space.open_bundle) == b"bundle"
+
+
+def test_a_file_that_a_crash_left_unfinished_is_removed(space):
+    for folder in (space.path, space.path / "blobs"):
+        (folder / ".name.01234567").write_bytes(b"half")
+    again = reopened(space)
+    assert not list(again.path.rglob(".*"))
+    again.close()
+
+
+def test_a_full_disk_is_told_of_without_a_path_and_leaves_what_was_there(space):
+    space.set_pending(offer_of(b"update"), b"update")
+    with full_disk(), pytest.raises(RunError, match=r"work folder cannot be written: .* make room") as told:
+        space.set_pending(offer_of(bytes(5000)), bytes(5000))
+    assert str(space.path) not in str(told.value)
+    assert space.pending == offer_of(b"update")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from edge_sdk.errors import ProtocolError
 from edge_sdk.protocol.messages import Ref
@@ -63,24 +65,64 @@ def decode_chunk(payload: bytes) -> Chunk:
     return Chunk(blob.hex(), index, data)
 
 
+class Storage(Protocol):
+    """Where the chunks of one blob lie while it comes in."""
+
+    def held(self) -> Iterable[int]:
+        """The chunks that are there from before."""
+
+    def put(self, index: int, part: bytes) -> None:
+        """Keep a chunk, whose length is right."""
+
+    def whole(self) -> bytes:
+        """All that was kept; it is verified by who asked."""
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+
+
+class _Memory:
+    """Keeps nothing before the first chunk comes, and then has room for all."""
+
+    def __init__(self, ref: Ref) -> None:
+        self._ref = ref
+        self._buffer = bytearray()
+
+    def held(self) -> Iterable[int]:
+        return ()
+
+    def put(self, index: int, part: bytes) -> None:
+        if not self._buffer:
+            self._buffer = bytearray(self._ref.size)
+        offset = index * self._ref.chunk
+        self._buffer[offset : offset + len(part)] = part
+
+    def whole(self) -> bytes:
+        return bytes(self._buffer)
+
+    def clear(self) -> None:
+        self._buffer = bytearray()
+
+
 class Incoming:
     """A blob on its way in: which chunks are there, and which to grant next.
 
     Args:
         ref: what the sender announced.
         limit: largest size in bytes that is accepted; checked before anything is allocated.
+        storage: where its chunks are kept, with those that are there already; memory by default.
 
     Raises:
         ProtocolError: the announced size is over the limit.
     """
 
-    def __init__(self, ref: Ref, *, limit: int) -> None:
+    def __init__(self, ref: Ref, *, limit: int, storage: Storage | None = None) -> None:
         if ref.size > limit:
             raise ProtocolError(f"a blob of {ref.size} bytes is over the limit of {limit}")
         self.ref = ref
         self.count = chunk_count(ref)
-        self._buffer = bytearray()
-        self._missing = set(range(self.count))
+        self._storage = storage if storage is not None else _Memory(ref)
+        self._missing = set(range(self.count)).difference(self._storage.held())
 
     @property
     def received(self) -> int:
@@ -92,6 +134,10 @@ class Incoming:
     def missing_in(self, start: int, stop: int) -> bool:
         """Whether a chunk of ``start`` to ``stop`` − 1 is still missing."""
         return any(index in self._missing for index in range(start, stop))
+
+    def began(self, start: int, stop: int) -> bool:
+        """Whether a chunk of ``start`` to ``stop`` − 1 is there."""
+        return any(index not in self._missing for index in range(start, stop))
 
     def next_range(self, window: int) -> tuple[int, int] | None:
         """The first missing range of at most ``window`` chunks, or None if all are there."""
@@ -109,9 +155,7 @@ class Incoming:
         offset = chunk.index * self.ref.chunk
         if len(chunk.data) != min(self.ref.chunk, self.ref.size - offset):
             return False
-        if len(self._buffer) < self.ref.size:
-            self._buffer.extend(bytes(self.ref.size - len(self._buffer)))
-        self._buffer[offset : offset + len(chunk.data)] = chunk.data
+        self._storage.put(chunk.index, chunk.data)
         self._missing.discard(chunk.index)
         return True
 
@@ -121,9 +165,10 @@ class Incoming:
         Raises:
             ProtocolError: chunks are missing, or the SHA-256 differs.
         """
-        data = bytes(self._buffer)
+        data = b"" if self._missing else self._storage.whole()
         if self._missing or sha256(data) != self.ref.hash:
             self._missing = set(range(self.count))
+            self._storage.clear()
             raise ProtocolError("a blob is not the one that was announced: its SHA-256 differs")
         return data
 

@@ -167,6 +167,8 @@ class FakeDevice:
     broker: MemoryBroker
     id: str
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    install: str = field(default_factory=lambda: secrets.token_hex(16))
+    boot: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self):
         self.transport = self.broker.transport()
@@ -183,8 +185,8 @@ class FakeDevice:
         self.send(
             Join(
                 sdk="0",
-                install=secrets.token_hex(16),
-                boot=secrets.token_hex(8),
+                install=self.install,
+                boot=self.boot,
                 nonce=self.nonce,
                 examples=examples,
                 lease=lease,
@@ -249,4 +251,3 @@ class FakeDevice:
         """Wait for the end of the run, and leave."""
         self.wait_for(Finished)
         self.leave()
-

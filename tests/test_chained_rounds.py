@@ -1,5 +1,7 @@
 """Mediators over a wire: devices behind one train one after the other (Astraea, arXiv 1907.01132)."""
 
+import time
+
 import numpy as np
 import pytest
 from fleets import FakeDevice, Fleet
@@ -267,3 +269,63 @@ def test_a_server_that_starts_anew_between_two_descriptions_makes_its_plan(fleet
 def stored_descriptions(fleet):
     store = Store(fleet.folder / "server", exclusive=False)
     return store.results(WorkKey(store.runs()[-1].id, 0, 0, "describe"))
+
+
+def test_two_turns_that_make_the_same_update_both_count(fleet, norm):
+    results = []
+    _, server = fleet.serve(norm, participants=1, chain=1, chain_passes=2, on_round=results.append)
+    device = FakeDevice(fleet.broker, "a")
+    device.join()
+    device.send(Declined(**key_of(device.task()), reason="nothing is shared"))
+    same = {name: np.full_like(tensor, 1) for name, tensor in norm.weights.items()}
+    same["norm.num_batches_tracked"] = np.array(-1)
+    for hop in range(2):
+        task = device.wait_for(Task, where=lambda task, hop=hop: task.hop == hop)
+        device.take(task)
+        assert device.hand_in(task, encode(same)).accepted
+    device.end()
+    weights = server.result().bundle.weights
+    np.testing.assert_allclose(norm.weights["head.weight"] - weights["head.weight"], 2.0, rtol=1e-5)
+    assert weights["norm.num_batches_tracked"] == 2
+
+
+def comes_and_goes(fleet, device, fact):
+    """Let a device leave and join again until ``fact`` holds; returns the seconds that it took."""
+    began = time.monotonic()
+    while not fact():
+        assert time.monotonic() - began < 30
+        time.sleep(0.4)
+        device.leave()
+        device.join()
+    return time.monotonic() - began
+
+
+def asked_to_train(fleet):
+    return [task for _, task in fleet.heard(Task) if task.kind == "train"]
+
+
+def test_a_device_that_comes_and_goes_does_not_put_a_round_off_for_ever(fleet, norm):
+    server, thread = fleet.serve(norm, participants=1, min_devices=2, chain=1, deadline=2.0)
+    restless = FakeDevice(fleet.broker, "restless")
+    restless.join()
+    fleet.device("a", of_class(0), sharing=SHARING)
+    comes_and_goes(fleet, restless, lambda: asked_to_train(fleet))
+    restless.leave()
+    server.stop()
+    thread.result()
+
+
+def test_coming_back_does_not_begin_a_turn_anew(fleet, norm):
+    server, thread = fleet.serve(norm, participants=2, chain=2, deadline=3.0, rounds=9)
+    slow = FakeDevice(fleet.broker, "aslow")
+    slow.join()
+    fleet.device("b", of_class(0), sharing=SHARING)
+    slow.send(Declined(**key_of(slow.task()), reason="nothing is shared"))
+    slow.take(slow.task())
+    skipped = comes_and_goes(
+        fleet, slow, lambda: any("aslow is skipped" in sentence for sentence in fleet.status)
+    )
+    assert skipped < 2 * 3.0
+    slow.leave()
+    server.stop()
+    thread.result()

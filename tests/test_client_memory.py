@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from fleets import Deaf, Fleet, Thread
+from fleets import FLEET, Deaf, Fleet, Thread
 from quadrants import quadrants
 from torch.nn import functional
 from waiting import until
@@ -15,10 +15,9 @@ from waiting import until
 from edge_sdk import RunError
 from edge_sdk.data import batches, split_held_out
 from edge_sdk.errors import BrokerError, DataError, RefusedError
-from edge_sdk.protocol.messages import Declined, Offer, Task, Welcome, number
+from edge_sdk.protocol.messages import Declined, Offer, Task, Welcome, Who, encode, number
 from edge_sdk.runtime import open_runtime
 from edge_sdk.tensors import decode
-from edge_server.fleet import NEWCOMER
 from edge_server.replay import replay
 from edge_server.store import Store
 
@@ -326,12 +325,34 @@ def test_a_run_that_waits_says_for_whom(fleet, norm):
 def test_a_second_server_on_a_fleet_gives_way(fleet, norm):
     begun = time.monotonic()
     _, first = fleet.serve(norm, min_devices=1)
-    until(lambda: time.monotonic() > begun + NEWCOMER + 0.5)
+    until(lambda: time.monotonic() > begun + 1.5)
     _, second = fleet.serve(norm, work_dir="other")
     with pytest.raises(RunError, match="another server serves fleet"):
         second.result()
     fleet.device("a", quadrants(9))
     assert first.result().finished
+
+
+def say_as_a_server(fleet, *, token, age, times=1):
+    voice = fleet.broker.transport()
+    voice.connect(None, timeout=1)
+    for _ in range(times):
+        voice.publish(f"edge/v1/{FLEET}/all/who", encode(Who(jitter=2, server=token, age=age)))
+
+
+def test_of_two_servers_that_find_each_other_late_the_younger_gives_way(fleet, norm):
+    _, server = fleet.serve(norm, min_devices=1)
+    say_as_a_server(fleet, token="0" * 16, age=3600)
+    with pytest.raises(RunError, match="another server serves fleet"):
+        server.result()
+
+
+def test_the_elder_goes_on_and_does_not_answer_every_word(fleet, norm):
+    _, server = fleet.serve(norm, min_devices=1)
+    say_as_a_server(fleet, token="0" * 16, age=0, times=500)
+    fleet.device("a", quadrants(9))
+    assert server.result().finished
+    assert len([who for _, who in fleet.heard(Who) if who.server != "0" * 16]) <= 3
 
 
 def test_a_stopped_client_stays_stopped(fleet, norm):

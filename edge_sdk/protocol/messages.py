@@ -169,11 +169,13 @@ class Grant(Message, frozen=True, kw_only=True):
 class Who(Message, frozen=True, kw_only=True):
     """A server has started: who is there? Devices join again, each after a jitter.
 
-    Servers hear it too, so that two on one fleet notice each other by ``server``, made once a process.
+    Servers hear it too, so that two on one fleet notice each other by ``server``, made once a process; the
+    one that has served for fewer seconds, ``age``, gives way.
     """
 
     jitter: Seconds
     server: Token
+    age: Seconds = 0
 
 
 class Welcome(Message, frozen=True, kw_only=True):

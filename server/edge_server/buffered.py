@@ -117,3 +117,4 @@ class BufferedRound(TrainingRound):
         self.delivered.add((result.device, result.round))
         self.began_at.pop(result.device, None)
         self.declared.pop(result.device, None)
+        self.hashes.pop(result.device, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from edge_sdk.protocol.messages import Task
@@ -24,6 +24,7 @@ class Call:
         on_called: called when further devices are asked.
         turn: seconds that a device has where ``rolling``.
         rolling: whether each device has a deadline of its own.
+        turn_of: tells the turns of a device apart; coming back does not begin one anew.
         grace: seconds that lost devices, whom nobody can replace, have to come back.
         kept_until: until then the places of lost devices are kept for them.
     """
@@ -37,9 +38,10 @@ class Call:
     make_task: Callable[[str, str, float], Task]
     on_called: Callable[[], None]
     grace: float
+    turn_of: Callable[[str], Hashable]
     kept_until: float = 0.0
     _asked_at: dict[str, float] = field(default_factory=dict, init=False)
-    _began: dict[str, float] = field(default_factory=dict, init=False)
+    _began: dict[tuple[str, Hashable], float] = field(default_factory=dict, init=False)
     _lost_since: dict[str, float] = field(default_factory=dict, init=False)
     _exhausted_since: float | None = field(default=None, init=False)
 
@@ -54,7 +56,7 @@ class Call:
             if known is not None and known.present:
                 left = self.deadline - now
                 if self.rolling:
-                    left = min(left, self._began.get(device, now) + self.turn - now)
+                    left = min(left, self._begin(device, now) + self.turn - now)
                 self.desk.tell(device, self.make_task(device, known.nonce, left))
                 self._asked_at[device] = now
 
@@ -64,7 +66,6 @@ class Call:
         if cohort.complete or now >= self.deadline:
             return True
         called = cohort.call(returning=now < self.kept_until)
-        self._began |= dict.fromkeys(called, now)
         if called:
             self.on_called()
         overdue = [d for d in cohort.unanswered if now - self._asked_at.get(d, 0.0) > ASK_AGAIN]
@@ -87,8 +88,12 @@ class Call:
         lost = self.cohort.lost if isinstance(self.cohort, Relay) else []
         self._lost_since = {device: self._lost_since.get(device, now) for device in lost}
         gone = [d for d in lost if now - self._lost_since[d] > self.grace]
-        slow = [d for d in self.cohort.pending if now - self._began.setdefault(d, now) > self.turn]
+        slow = [d for d in self.cohort.pending if now - self._begin(d, now) > self.turn]
         return gone + slow
+
+    def _begin(self, device: str, now: float) -> float:
+        """When the device's present turn began."""
+        return self._began.setdefault((device, self.turn_of(device)), now)
 
     def overdue(self, now: float) -> list[str]:
         """Devices that went under a lease which has run out with their work not handed in."""

@@ -123,8 +123,9 @@ class ChainedRound(TrainingRound):
         """Note that a hop is in."""
         TrainingRound.count(self, result)
         self._chain(result.device).credit(result.device, result.examples)
-        # The data may have grown when its next turn comes.
+        # Its next turn is another piece of work: the data may have grown, and the update may be the same.
         self.declared.pop(result.device, None)
+        self.hashes.pop(result.device, None)
         self.hops += 1
 
     def close(self) -> None:

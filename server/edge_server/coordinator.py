@@ -77,6 +77,7 @@ class Coordinator:
     _since: float = field(init=False)
     _not_before: float = field(default=0.0, init=False)
     _round: TrainingRound | None = field(default=None, init=False)
+    _described: tuple[int, bool] | None = field(default=None, init=False)
     _statistics: FeatureStatistics | None = field(default=None, init=False)
     _earlier: list[tuple[BufferedRound, Future[Evaluation] | None, float]] = field(
         default_factory=list, init=False
@@ -261,7 +262,11 @@ class Coordinator:
         present, config = self._fleet.present(now), self.run.config
         needed = config.needed()
         if len(present) >= needed and now >= self._not_before:
-            if undescribed := self._known.undescribed(present):
+            undescribed = self._known.undescribed(present)
+            # Once a round, or devices that come and go could put it off for ever.
+            occasion = (self.run.round, self._known.plan is None)
+            if undescribed and self._described != occasion:
+                self._described = occasion
                 self._fire(Event.UNDESCRIBED)
                 self._ask(Describing.of(self.run, self._known, undescribed, now=now))
             elif self._known.plan is None:

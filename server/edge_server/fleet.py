@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from edge_sdk.errors import ProtocolError, RunError, TensorError
 from edge_sdk.protocol import Chunk, Topics
 from edge_sdk.protocol.messages import (
@@ -45,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 JITTER = 2
 """Seconds over which devices spread their answers to ``who``."""
-NEWCOMER = 3.0
-"""Seconds after its start within which a server that hears another one gives way."""
+WARN_EVERY = 10.0
+"""Seconds from one word to another server to the next."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Fleet:
     _admission: Admission = field(init=False)
     _token: str = field(default_factory=lambda: secrets.token_hex(8), init=False)
     _opened_at: float = field(default=0.0, init=False)
+    _warned: tuple[str, float] = field(default=("", 0.0), init=False)
 
     def __post_init__(self) -> None:
         topics = Topics(self.run.fleet)
@@ -125,6 +128,7 @@ class Fleet:
             make_task=make_task,
             on_called=on_called,
             grace=config.grace,
+            turn_of=lambda device: (work.round_of(device), work.hop_of(device)),
             kept_until=kept_until,
         )
         if going_on and earlier is not None:
@@ -180,7 +184,7 @@ class Fleet:
         if isinstance(event, Connected):
             # A broker that has restarted has lost what it retained, and devices may have come meanwhile.
             self.publication.send_all()
-            self._desk.tell_all(Who(jitter=JITTER, server=self._token))
+            self._desk.tell_all(self._who(time.monotonic()))
         elif isinstance(event, Who):
             self._on_server(event, time.monotonic())
         elif isinstance(event, Disconnected):
@@ -200,14 +204,22 @@ class Fleet:
         return event is not None
 
     def _on_server(self, who: Who, now: float) -> None:
-        """Of two servers on one fleet the newcomer gives way: each would call off the other's work."""
+        """Of two servers on one fleet the younger gives way: each would call off the other's work."""
         if who.server == self._token:
             return
-        if now - self._opened_at < NEWCOMER:
+        mine = self._who(now)
+        if (who.age, who.server) > (mine.age, mine.server):
             raise RunError(
                 f"another server serves fleet {self.run.fleet} on this broker: stop it, or give --fleet"
             )
-        self._desk.tell_all(Who(jitter=JITTER, server=self._token))
+        # It hears this and gives way; devices need not join again for it.
+        rival, since = self._warned
+        if rival != who.server or now - since > WARN_EVERY:
+            self._warned = (who.server, now)
+            self._desk.tell_all(mine)
+
+    def _who(self, now: float) -> Who:
+        return Who(jitter=JITTER, server=self._token, age=int(now - self._opened_at))
 
     def _on_message(self, device: str, message: FromDevice, now: float) -> None:
         work = self.work
@@ -216,11 +228,11 @@ class Fleet:
                 self._on_join(device, message, now)
             case Here():
                 if not self.registry.here(device, message.nonce, message.examples, now):
-                    self._desk.tell(device, Who(jitter=0, server=self._token))
+                    self._desk.tell(device, msgspec.structs.replace(self._who(now), jitter=0))
             case Leave():
                 if self.registry.leave(device, message.nonce):
                     self._on_gone(device, now)
-            case Grant():
+            case Grant() if self.registry.is_present(device):
                 self.publication.serve(device, message)
             case Offer():
                 self._admission.offer(device, message)

@@ -151,7 +151,7 @@ def test_a_goodbye_publishes_no_will(connect):
 def test_the_newest_version_that_the_broker_has_is_spoken(request, name, version):
     transport = MqttTransport(request.getfixturevalue(name).url)
     transport.connect(None, timeout=10)
-    assert transport._client.protocol == version
+    assert transport._version == version
     transport.close()
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message has arrived."""
+    """A message has arrived.
+
+    ``retained`` says that the broker had kept it from before we subscribed.
+    """
 
     topic: str
     payload: bytes
+    retained: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,31 @@ class Transport(Protocol):
     def max_payload(self) -> int:
         """Largest payload in bytes that one message may have here."""
 
+    @property
+    def can_retain(self) -> bool:
+        """Whether the broker keeps retained messages; where it does not, none is sent."""
+        return True
+
+    @property
+    def room(self) -> int:
+        """Messages that may be published now without a wait."""
+        return 256
+
     def connect(self, will: Callable[[], Will] | None, *, timeout: float) -> None:
         """Connect; BrokerError after ``timeout`` seconds or a refusal.
 
-        ``will`` is asked anew for every connection, so that an old will is told from a new connection.
+        ``will`` is asked anew for every attempt, so that an old will is told from a new connection. After
+        ``close`` it may be called again, and begins without the messages and subscriptions of before.
         """
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message; waits (bounded) while too much is outstanding.
 
+        It is dropped while there is no connection, and where the broker acknowledges nothing.
+
         Raises:
             ProtocolError: the payload is larger than ``max_payload``.
-            BrokerError: the queue stays full.
+            BrokerError: :meth:`connect` has not been called.
         """
 
     def subscribe(self, pattern: str) -> None:

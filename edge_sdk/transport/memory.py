@@ -17,10 +17,12 @@ class MemoryBroker:
 
     Args:
         max_payload: largest payload of one message in bytes.
+        can_retain: False for a broker that keeps no retained messages.
     """
 
-    def __init__(self, max_payload: int = 128 << 10) -> None:
+    def __init__(self, max_payload: int = 128 << 10, *, can_retain: bool = True) -> None:
         self.max_payload = max_payload
+        self.can_retain = can_retain
         self._lock = threading.RLock()
         self._retained: dict[str, bytes] = {}
         self._transports: list[MemoryTransport] = []
@@ -31,6 +33,8 @@ class MemoryBroker:
 
     def route(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Deliver a message to all who subscribe to its topic."""
+        if retain and not self.can_retain:
+            return
         with self._lock:
             if retain and payload:
                 self._retained[topic] = payload
@@ -57,7 +61,7 @@ class MemoryBroker:
         with self._lock:
             for topic, payload in list(self._retained.items()):
                 if topic_matches_sub(pattern, topic):
-                    transport.offer(topic, payload)
+                    transport.offer(topic, payload, retained=True)
 
 
 class MemoryTransport(Transport):
@@ -73,6 +77,11 @@ class MemoryTransport(Transport):
     def max_payload(self) -> int:
         """Largest payload in bytes that one message may have here."""
         return self._broker.max_payload
+
+    @property
+    def can_retain(self) -> bool:
+        """Whether the broker keeps retained messages."""
+        return self._broker.can_retain
 
     def connect(self, will: Callable[[], Will] | None, *, timeout: float) -> None:  # noqa: ARG002 - always at once
         """Connect at once."""
@@ -95,10 +104,10 @@ class MemoryTransport(Transport):
         """End a subscription."""
         self._patterns.discard(pattern)
 
-    def offer(self, topic: str, payload: bytes) -> None:
+    def offer(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
         """Queue a message if a subscription matches its topic."""
         if any(topic_matches_sub(pattern, topic) for pattern in tuple(self._patterns)):
-            self._events.put(Received(topic, payload))
+            self._events.put(Received(topic, payload, retained))
 
     def receive(self, timeout: float) -> Event | None:
         """The next event, or None after ``timeout`` seconds."""

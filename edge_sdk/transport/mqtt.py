@@ -5,7 +5,8 @@ Sessions are clean and everything is QoS 1: what was missed is asked for again b
 
 from __future__ import annotations
 
-import queue
+import logging
+import math
 import secrets
 import socket
 import ssl
@@ -14,27 +15,39 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.enums import MQTTProtocolVersion
 
 from edge_sdk.errors import BrokerError, ProtocolError
-from edge_sdk.transport.events import Connected, Disconnected, Event, Received, Transport, Will
+from edge_sdk.transport import tls
+from edge_sdk.transport.connection import Account, Connection, RefusedConnection
+from edge_sdk.transport.events import Connected, Disconnected, Event, Transport, Will
+from edge_sdk.transport.inbox import Inbox
+from edge_sdk.transport.outstanding import Limit, Outstanding
+from edge_sdk.transport.pauses import Pauses
+
+logger = logging.getLogger(__name__)
 
 MAX_PAYLOAD = 128 << 10
 KEEPALIVE = 20
-MAX_WAITING = 10_000
-"""Messages that may wait to be received before further ones are dropped."""
 MAX_OUTSTANDING = 256
 """Messages that may wait for their PUBACK before ``publish`` waits too."""
 
-# Refusals that another protocol version cannot cure: bad login, not authorised, banned, bad client id.
+# Reason codes of a CONNACK. Neither time nor another version cures the first: bad client id, bad login, not
+# authorised, banned, bad authentication, bad topic of the will.
 _FINAL = {133, 134, 135, 138, 140, 144}
+_LOGIN = {134, 135}
+_OTHER_VERSION = 132
+# Unavailable, busy, over its quota, or asked too often.
+_BUSY = {136, 137, 151, 159}
+
 _FALLBACK_AFTER = 3.0
+_PROBE = 3.0
+_AGAIN = 10.0
+"""Seconds that an attempt to connect anew may take."""
+_LAST = 5.0
+_GOODBYE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +68,11 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    reason: str
-    final: bool = False
+class _Failure:
+    """Why there is no connection: to who asked for one, and as an event."""
+
+    sentence: str
+    event: Disconnected
 
 
 class MqttTransport(Transport):
@@ -68,9 +83,11 @@ class MqttTransport(Transport):
         name: the beginning of the client id, to be told apart in the broker's log.
         credentials: login and TLS files.
         max_payload: largest payload of a message in bytes; a smaller limit of the broker's wins.
+        patience: seconds without an acknowledgement after which a connection that is full is given up.
 
     Raises:
-        BrokerError: the URL is not one of a broker, or a TLS file cannot be read.
+        BrokerError: the URL is not one of a broker, a TLS file cannot be used, or TLS files are given for a
+            URL without TLS.
     """
 
     def __init__(
@@ -80,24 +97,50 @@ class MqttTransport(Transport):
         name: str = "edge",
         credentials: Credentials | None = None,
         max_payload: int = MAX_PAYLOAD,
+        patience: float = 30.0,
     ) -> None:
-        self._host, self._port, self._tls, self._credentials = _parse(url, credentials or Credentials())
-        self._tls_context = _tls_context(self._credentials) if self._tls else None
+        host, port, encrypted, self._credentials = _parse(url, credentials or Credentials())
+        files = (self._credentials.ca, self._credentials.cert, self._credentials.key)
+        if not encrypted and any(files):
+            raise BrokerError("certificates are given, but mqtt:// does not use them: write mqtts://")
+        self._account = Account(
+            host=host,
+            port=port,
+            context=tls.make_context(*files) if encrypted else None,
+            username=self._credentials.username,
+            password=self._credentials.password,
+            keepalive=KEEPALIVE,
+        )
+        self._broker = f"the broker at {host}:{port}"
         self._name = name
-        self._max_payload = max_payload
-        self._events: queue.Queue[Event] = queue.Queue()
-        self._patterns: set[str] = set()
-        self._lock = threading.Lock()
-        self._outstanding = threading.Condition()
-        self._unacknowledged = 0
-        self._client: mqtt.Client | None = None
+        self._own_limit = self._max_payload = max_payload
+        self._patience = patience
+        self._can_retain = True
+        self._version = MQTTProtocolVersion.MQTTv5
         self._will: Callable[[], Will] | None = None
-        self._answer: queue.Queue[_Refusal | None] = queue.Queue()
+        self._inbox = Inbox()
+        self._limit = Limit()
+        self._lock = threading.Lock()
+        self._patterns: set[str] = set()
+        self._connection: Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
 
     @property
     def max_payload(self) -> int:
         """Largest payload in bytes: ours, or the broker's where that is smaller."""
         return self._max_payload
+
+    @property
+    def can_retain(self) -> bool:
+        """Whether the broker keeps retained messages; one that speaks 3.1.1 does not say, and must."""
+        return self._can_retain
+
+    @property
+    def room(self) -> int:
+        """Messages that may be published now without a wait."""
+        connection = self._connection
+        return MAX_OUTSTANDING if connection is None else connection.outstanding.room
 
     def connect(self, will: Callable[[], Will] | None, *, timeout: float) -> None:
         """Connect with MQTT 5, then with 3.1.1 if the broker refuses 5 or hangs up before its CONNACK.
@@ -105,172 +148,221 @@ class MqttTransport(Transport):
         Raises:
             BrokerError: unreachable within ``timeout`` seconds, or refused; says which.
         """
-        self._will = will
-        deadline = time.monotonic() + timeout
-        refusal = self._try(MQTTProtocolVersion.MQTTv5, min(timeout, _FALLBACK_AFTER))
-        if refusal is not None and not refusal.final:
-            left = max(deadline - time.monotonic(), 1.0)
-            refusal = self._try(MQTTProtocolVersion.MQTTv311, left)
-        if refusal is not None:
-            raise BrokerError(
-                f"the broker at {self._host}:{self._port} refuses the connection: {refusal.reason}"
-            )
+        self.close()
+        self._will, self._inbox, self._limit = will, Inbox(), Limit()
+        over = threading.Event()
+        connection = self._open_first(time.monotonic() + timeout)
+        self._over = over
+        self._attach(connection)
+        self._start(connection, over)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message at QoS 1; waits while :data:`MAX_OUTSTANDING` are not acknowledged.
 
         While the connection is lost the message is dropped: all of them are repeated by the protocol,
-        and what is old by the time of the reconnect would only be in the way.
+        and what is old by the time of the reconnect would only be in the way. So it is where the broker
+        acknowledges nothing: that connection is given up and made anew.
 
         Raises:
             ProtocolError: the payload is larger than ``max_payload``.
-            BrokerError: the broker has acknowledged nothing for 30 s.
+            BrokerError: not connected yet.
         """
+        self._check_begun()
         if len(payload) + len(topic) > self._max_payload:
             raise ProtocolError(
                 f"a message of {len(payload)} bytes on {topic} is over the limit of {self._max_payload}: "
                 "use smaller chunks"
             )
-        client = self._connected_client()
-        with self._outstanding:
-            free = self._outstanding.wait_for(
-                lambda: self._unacknowledged < MAX_OUTSTANDING or not client.is_connected(), timeout=30
-            )
-            if not free:
-                raise BrokerError(f"the broker at {self._host}:{self._port} takes no more messages")
-            if not client.is_connected():
-                return
-            self._unacknowledged += 1
-        # Outside our lock: paho calls on_publish with a lock of its own held.
-        client.publish(topic, payload, qos=1, retain=retain)
+        connection = self._connection
+        if connection is not None and (self._can_retain or not retain):
+            connection.publish(topic, payload, retain=retain, patience=self._patience)
 
     def subscribe(self, pattern: str) -> None:
         """Subscribe, now and after every reconnect."""
+        self._check_begun()
         with self._lock:
             self._patterns.add(pattern)
-        self._connected_client().subscribe(pattern, qos=1)
+            if self._connection is not None:
+                self._connection.subscribe([pattern])
 
     def unsubscribe(self, pattern: str) -> None:
         """End a subscription."""
+        self._check_begun()
         with self._lock:
             self._patterns.discard(pattern)
-        self._connected_client().unsubscribe(pattern)
+            if self._connection is not None:
+                self._connection.unsubscribe(pattern)
 
     def receive(self, timeout: float) -> Event | None:
         """The next event, or None after ``timeout`` seconds."""
-        try:
-            return self._events.get(timeout=max(timeout, 0.0))
-        except queue.Empty:
-            return None
+        event = self._inbox.take(timeout)
+        thread, over = self._thread, self._over
+        if event is None and thread is not None and not thread.is_alive() and not over.is_set():
+            # Whatever it died of must not leave us waiting for ever.
+            logger.error("the network thread has died: it is started anew")
+            self._lose(self._connection)
+            self._inbox.put(Disconnected("the network thread has died"))
+            self._start(None, over)
+        return event
 
     def close(self) -> None:
         """Wait up to 5 s for what is outstanding, then disconnect without the will."""
-        client, self._client = self._client, None
-        if client is None:
+        thread, self._thread = self._thread, None
+        if thread is None:
             return
-        with self._outstanding:
-            self._outstanding.wait_for(lambda: not self._unacknowledged or not client.is_connected(), 5)
-        client.disconnect()
-        client.loop_stop()
+        self._over.set()
+        connection = self._connection
+        if connection is not None:
+            connection.outstanding.drain(_LAST)
+            connection.say_goodbye()
+            thread.join(_GOODBYE)
+            connection.end("closed by this program")
+        # A thread that looks for the host's address cannot be interrupted; it ends by itself.
+        thread.join(_GOODBYE)
+        self._lose(connection)
+        self._patterns.clear()
 
-    def _connected_client(self) -> mqtt.Client:
-        if self._client is None:
+    def _check_begun(self) -> None:
+        if self._thread is None:
             raise BrokerError("not connected to a broker: call connect() first")
-        return self._client
 
-    def _try(self, version: MQTTProtocolVersion, timeout: float) -> _Refusal | None:
-        client = self._make_client(version)
+    # One connection.
+
+    def _open(self, version: MQTTProtocolVersion, deadline: float, patience: float) -> Connection:
+        connection = Connection(
+            self._account,
+            version=version,
+            # The suffix keeps two devices that claim one id from throwing each other off the broker.
+            client_id=f"{self._name}-{secrets.token_hex(4)}",
+            will=self._will() if self._will is not None else None,
+            max_payload=self._own_limit,
+            outstanding=Outstanding(MAX_OUTSTANDING),
+            on_message=self._inbox.put,
+        )
+        limits = connection.open(deadline, patience)
+        largest = getattr(limits, "MaximumPacketSize", None)
+        self._max_payload = min(self._own_limit, largest - 256) if largest else self._own_limit
+        self._can_retain = bool(getattr(limits, "RetainAvailable", True))
+        self._version = version
+        return connection
+
+    def _open_first(self, deadline: float) -> Connection:
         try:
-            client.connect_timeout = timeout
-            client.connect(self._host, self._port, KEEPALIVE)
-        except (OSError, ValueError) as error:
-            hint = "check its certificate" if isinstance(error, ssl.SSLError) else "is it running?"
-            raise BrokerError(f"no broker at {self._host}:{self._port} ({error}); {hint}") from None
-        client.loop_start()
+            return self._open(MQTTProtocolVersion.MQTTv5, deadline, _FALLBACK_AFTER)
+        except (OSError, ValueError, RefusedConnection) as error:
+            if not isinstance(error, RefusedConnection) or error.code in _FINAL:
+                raise BrokerError(self._failure(error, deadline).sentence) from None
         try:
-            refusal = self._answer.get(timeout=timeout)
-        except queue.Empty:
-            refusal = _Refusal(f"no CONNACK within {timeout:.0f} s")
-        if refusal is None:
-            self._client = client
-        else:
-            client.disconnect()
-            client.loop_stop()
-        return refusal
+            return self._open(MQTTProtocolVersion.MQTTv311, deadline, math.inf)
+        except (OSError, ValueError, RefusedConnection) as error:
+            raise BrokerError(self._failure(error, deadline).sentence) from None
 
-    def _make_client(self, version: MQTTProtocolVersion) -> mqtt.Client:
-        # The suffix keeps two devices that claim one id from throwing each other off the broker.
-        client_id = f"{self._name}-{secrets.token_hex(4)}"
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version)
-        if self._credentials.username is not None:
-            client.username_pw_set(self._credentials.username, self._credentials.password)
-        if self._tls_context is not None:
-            client.tls_set_context(self._tls_context)
-        self._set_will(client)
-        client.max_inflight_messages_set(20)
-        # A whole fleet loses its connection at once when a broker restarts, and must not return at once.
-        client.reconnect_delay_set(min_delay=1 + secrets.randbelow(3), max_delay=30 + secrets.randbelow(31))
-        client.on_socket_open = _send_at_once
-        client.on_connect = self._on_connect
-        client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
-        client.on_publish = self._on_publish
-        self._answer = queue.Queue()
-        return client
-
-    def _set_will(self, client: mqtt.Client) -> None:
-        if self._will is not None:
-            will = self._will()
-            client.will_set(will.topic, will.payload, qos=1)
-
-    # paho's network thread calls these; they only note and queue, so nothing in them can raise.
-
-    def _on_connect(
-        self, client: mqtt.Client, _data: Any, _flags: Any, code: ReasonCode, properties: Properties | None
-    ) -> None:
-        if code.is_failure:
-            refusal = _Refusal(f"{code} (reason code {code.value})", code.value in _FINAL)
-            self._answer.put(refusal)
-            if client is self._client and refusal.final:
-                self._events.put(Disconnected(refusal.reason, fatal=True))
-                client.disconnect()
-            return
-        limit = getattr(properties, "MaximumPacketSize", None) if properties else None
-        if limit:
-            self._max_payload = min(self._max_payload, limit - 256)
+    def _attach(self, connection: Connection) -> None:
         with self._lock:
-            patterns = [(pattern, 1) for pattern in sorted(self._patterns)]
-        if patterns:
-            client.subscribe(patterns)
-        self._answer.put(None)
-        self._events.put(Connected())
+            self._connection = connection
+            connection.subscribe(self._patterns)
+        self._inbox.put(Connected())
 
-    def _on_disconnect(
-        self, client: mqtt.Client, _data: Any, _flags: Any, code: ReasonCode, _properties: Properties | None
-    ) -> None:
-        self._answer.put(_Refusal(f"it hung up before its CONNACK ({code})"))
-        with self._outstanding:
-            self._outstanding.notify_all()
-        if client is self._client:
-            self._set_will(client)
-            self._events.put(Disconnected(str(code)))
+    def _lose(self, connection: Connection | None) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
 
-    def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
-        # What nobody takes in is dropped, as a broker would: the protocol asks for it again.
-        if self._events.qsize() < MAX_WAITING:
-            self._events.put(Received(message.topic, bytes(message.payload)))
+    # The network thread: one connection after the other.
 
-    def _on_publish(
-        self, _client: mqtt.Client, _data: Any, _mid: int, _code: ReasonCode, _properties: Properties
-    ) -> None:
-        with self._outstanding:
-            self._unacknowledged -= 1
-            self._outstanding.notify_all()
+    def _start(self, connection: Connection | None, over: threading.Event) -> None:
+        self._thread = threading.Thread(
+            target=self._keep, args=(connection, self._inbox, over), name="edge-mqtt", daemon=True
+        )
+        self._thread.start()
 
+    def _keep(self, connection: Connection | None, inbox: Inbox, over: threading.Event) -> None:
+        """Carry a connection to its end and make it anew, until this transport is closed."""
+        pauses, told = Pauses(), ""
+        while not over.is_set():
+            if connection is not None:
+                told = connection.run()
+                self._lose(connection)
+                if over.is_set():
+                    return
+                size = self._limit.ended(connection.outstanding, hung_up=connection.hung_up)
+                if size is not None:
+                    told = f"the broker seems to take less than {size} bytes: set chunk_bytes lower"
+                inbox.put(Disconnected(told))
+                pauses.held(connection.held)
+                connection = None
+            if over.wait(pauses.next()):
+                return
+            try:
+                connection = self._open(self._version, time.monotonic() + _AGAIN, math.inf)
+            except Exception as error:
+                code = error.code if isinstance(error, RefusedConnection) else 0
+                if code in _BUSY:
+                    pauses.busy()
+                elif code == _OTHER_VERSION:
+                    self._version = MQTTProtocolVersion.MQTTv311
+                event = self._failure(error, time.monotonic() + _PROBE).event
+                if event.fatal:
+                    over.set()
+                if event.reason != told:
+                    told = event.reason
+                    inbox.put(event)
+                continue
+            if over.is_set():
+                connection.end("closed by this program")
+                connection.run()
+                return
+            self._attach(connection)
 
-def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:
-    # Our messages are small and each waits for an answer: Nagle's algorithm would add 40 ms to every one.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # What is said of a failure.
+
+    def _failure(self, error: Exception, deadline: float) -> _Failure:
+        if isinstance(error, RefusedConnection):
+            # Where the broker refuses our certificate, it hangs up in place of a CONNACK.
+            fault = self._probe(deadline) if error.hung_up else None
+            if fault is not None:
+                return self._untrusted(fault)
+            hint = ""
+            if error.code in _LOGIN:
+                hint = f": {self._login_hint()}"
+            elif error.hung_up and self._account.context is None:
+                hint = "; is this its port for TLS, mqtts://?"
+            reason = f"{error}{hint}"
+            event = Disconnected(reason, fatal=error.code in _FINAL)
+            return _Failure(f"{self._broker} refuses the connection: {reason}", event)
+        if not isinstance(error, OSError | ValueError):
+            logger.error("an attempt to connect has failed", exc_info=error)
+            reason = f"{type(error).__name__} in this program: {error}"
+            return _Failure(reason, Disconnected(reason))
+        fault = tls.fault_of(error) if isinstance(error, ssl.SSLError) else None
+        if fault is not None:
+            return self._untrusted(fault)
+        there = not isinstance(error, ConnectionRefusedError | socket.gaierror)
+        hint = ", and is this its port for TLS?" if self._account.context is not None and there else "?"
+        reason = f"no broker at {self._account.host}:{self._account.port} ({error}); is it running{hint}"
+        return _Failure(reason, Disconnected(reason))
+
+    def _untrusted(self, fault: tls.Fault) -> _Failure:
+        if fault.ours:
+            sentence = f"{self._broker} refuses the connection: {fault.reason}"
+            return _Failure(sentence, Disconnected(fault.reason, fatal=True))
+        # The broker's own fault may be mended there.
+        sentence = f"{self._broker} cannot be trusted: {fault.reason}"
+        return _Failure(sentence, Disconnected(sentence))
+
+    def _probe(self, deadline: float) -> tls.Fault | None:
+        if self._account.context is None:
+            return None
+        timeout = max(min(deadline - time.monotonic(), _PROBE), 1.0)
+        return tls.probe(self._account.context, self._account.host, self._account.port, timeout=timeout)
+
+    def _login_hint(self) -> str:
+        if self._credentials.username is not None:
+            user = repr(self._credentials.username)
+            return f"check user {user} and the password (--username, --password-file)"
+        if self._credentials.cert is not None:
+            return "it takes no user of the common name in --cert, or wants a login too"
+        return "it wants a login: give --username and --password-file"
 
 
 def login_of(url: str, credentials: Credentials | None) -> str | None:
@@ -294,15 +386,5 @@ def _parse(url: str, given: Credentials) -> tuple[str, int, bool, Credentials]:
             cert=given.cert,
             key=given.key,
         )
-    tls = parts.scheme == "mqtts"
-    return parts.hostname, port or (8883 if tls else 1883), tls, given
-
-
-def _tls_context(credentials: Credentials) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=credentials.ca)
-        if credentials.cert is not None:
-            context.load_cert_chain(credentials.cert, credentials.key)
-    except (OSError, ssl.SSLError) as error:
-        raise BrokerError(f"a TLS file cannot be used ({error}): check --ca, --cert and --key") from None
-    return context
+    encrypted = parts.scheme == "mqtts"
+    return parts.hostname, port or (8883 if encrypted else 1883), encrypted, given

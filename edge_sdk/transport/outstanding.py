@@ -1,0 +1,141 @@
+"""What a connection has published and the broker has not acknowledged, and what that tells of its limits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+LARGE = 4 << 10
+"""Bytes from which the size of a message may be why a broker hangs up."""
+SUSPECT = 3
+"""Connections in a row that end on a large message before the broker's limit is suspected."""
+_AT_ONCE = 1.0
+
+
+class StalledError(Exception):
+    """The broker acknowledges nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was sent: bytes of topic and payload, and the monotonic second."""
+
+    topic: str
+    size: int
+    at: float
+
+
+class Outstanding:
+    """The unacknowledged messages of one connection, at most ``most`` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._changed = threading.Condition()
+        self._taken = 0
+        self._sent: dict[int, Message] = {}
+        # A PUBACK may come before its publisher has noted what was sent.
+        self._early: set[int] = set()
+        self._last = time.monotonic()
+        self._ended = False
+        self.largest_taken = 0
+
+    @property
+    def room(self) -> int:
+        """Messages that may be published now without a wait."""
+        return max(self._most - self._taken, 0)
+
+    def bound(self, most: int) -> None:
+        """Let fewer be outstanding; called before the first."""
+        self._most = most
+
+    def reserve(self, patience: float) -> bool:
+        """Wait for a place; False if the connection has ended.
+
+        Raises:
+            StalledError: the broker has acknowledged nothing for ``patience`` seconds.
+        """
+        with self._changed:
+            begun = time.monotonic()
+            while self._taken >= self._most and not self._ended:
+                left = max(self._last, begun) + patience - time.monotonic()
+                if left <= 0:
+                    raise StalledError
+                self._changed.wait(left)
+            self._taken += 1
+            return not self._ended
+
+    def give_up(self) -> None:
+        """Return a place in which nothing was sent."""
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify()
+
+    def sent(self, mid: int, topic: str, size: int) -> None:
+        """Note what was sent in the place."""
+        with self._changed:
+            if mid in self._early:
+                self._early.discard(mid)
+            else:
+                self._sent[mid] = Message(topic, size, time.monotonic())
+
+    def acknowledged(self, mid: int, *, taken: bool) -> str:
+        """A PUBACK has come; returns the topic, empty if it is not known yet.
+
+        Args:
+            taken: the broker has not refused the message.
+        """
+        with self._changed:
+            self._taken -= 1
+            self._last = time.monotonic()
+            self._changed.notify()
+            message = self._sent.pop(mid, None)
+            if message is None:
+                self._early.add(mid)
+                return ""
+            if taken:
+                self.largest_taken = max(self.largest_taken, message.size)
+            return message.topic
+
+    def end(self) -> None:
+        """The connection has ended: nobody waits any more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def drain(self, timeout: float) -> None:
+        """Wait until all is acknowledged or the connection has ended, at most ``timeout`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._ended, timeout)
+
+    def unacknowledged(self) -> list[Message]:
+        """What was sent and not acknowledged."""
+        with self._changed:
+            return list(self._sent.values())
+
+
+class Limit:
+    """Guesses the largest message of a broker that hangs up on larger ones, as MQTT 3.1.1 has it."""
+
+    def __init__(self) -> None:
+        self._largest_taken = 0
+        self._in_a_row = 0
+        self._least = 0
+
+    def ended(self, outstanding: Outstanding, *, hung_up: bool) -> int | None:
+        """Learn from a connection that has ended; bytes that the broker seems not to take, or None.
+
+        Args:
+            hung_up: the broker closed it, or the network did.
+        """
+        now = time.monotonic()
+        self._largest_taken = max(self._largest_taken, outstanding.largest_taken)
+        least = max(self._largest_taken + 1, LARGE)
+        large = [m for m in outstanding.unacknowledged() if m.size >= least]
+        if not hung_up or not large or now - large[-1].at > _AT_ONCE:
+            self._in_a_row = 0
+            return None
+        smallest = min(m.size for m in large)
+        self._least = min(self._least, smallest) if self._in_a_row else smallest
+        self._in_a_row += 1
+        return self._least if self._in_a_row >= SUSPECT else None

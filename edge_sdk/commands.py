@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.cli import Command
-from edge_sdk.client import EdgeClient
+from edge_sdk.client import EdgeClient, Visit
 from edge_sdk.data import load
 from edge_sdk.description import Sharing
 from edge_sdk.errors import BrokerError
@@ -92,7 +92,14 @@ def _configure_device(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="examples below which a class is not told",
     )
-    parser.add_argument("--once", action="store_true", help="leave after one accepted update")
+    stay = parser.add_mutually_exclusive_group()
+    stay.add_argument("--once", action="store_true", help="leave after one accepted update")
+    stay.add_argument(
+        "--check-in",
+        type=seconds,
+        metavar="SECONDS",
+        help="one visit: work for at most so long if there is work, say when to come back, and leave",
+    )
     parser.add_argument("--join-timeout", type=seconds, default=120.0, metavar="S", help="wait for a server")
     add_credentials(parser)
 
@@ -143,9 +150,19 @@ def _run_device(options: argparse.Namespace) -> int:
     )
     stopped = stop_on_signals(client.stop)
     with client:
-        accepted = client.run(rounds=1 if options.once else None)
-    print(f"{client.device_id}: {accepted} updates accepted")
+        if options.check_in is not None:
+            visit = client.check_in(options.check_in)
+            told = f"{visit.accepted} updates accepted, {_outlook(visit)}"
+        else:
+            told = f"{client.run(rounds=1 if options.once else None)} updates accepted"
+    print(f"{client.device_id}: {told}")
     return 130 if stopped.is_set() else 0
+
+
+def _outlook(visit: Visit) -> str:
+    if visit.finished:
+        return "the run is finished"
+    return f"come back in {visit.come_back} s" if visit.come_back is not None else "come back any time"
 
 
 def _default_work_dir(fleet: str, device: str | None) -> Path:

@@ -51,8 +51,15 @@ class Process:
         until(said, seconds, text)
         assert any(text in line for line in [*self.out, *self.err]), (text, self.out, self.err)
 
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
     def interrupt(self):
-        self._process.send_signal(signal.SIGINT)
+        self.signal(signal.SIGINT)
 
     def kill(self):
         """End the process as a power cut does."""

@@ -20,6 +20,7 @@ from edge_sdk.runtime import open_runtime
 from edge_sdk.tensors import decode
 from edge_server.replay import replay
 from edge_server.store import Store
+from edge_simulation import simulate
 
 
 @pytest.fixture
@@ -457,3 +458,24 @@ def test_a_run_whose_server_died_in_its_farewell_ends_without_another_round(flee
     assert outcome.finished
     assert len(outcome.rounds) == 2
     assert weights_of(outcome.bundle) == expected
+
+
+def test_a_round_that_is_repeated_leaves_no_trace_in_what_devices_keep(fleet, norm):
+    asked = []
+
+    def unwilling_in_the_second_round():
+        asked.append(True)
+        return len(asked) != 2
+
+    settings = {"rounds": 3, "participants": 2, "min_devices": 2, "min_participants": 2, "codec": "int8"}
+    data = {f"d{number}": quadrants(20 + number, seed=number) for number in range(2)}
+    _, server = fleet.serve(norm, **settings)
+    fleet.device("d0", data["d0"])
+    fleet.device("d1", data["d1"], may_train=unwilling_in_the_second_round)
+    outcome = server.result()
+    assert {(task.round, task.attempt) for _, task in fleet.heard(Task)} == {(1, 0), (2, 0), (2, 1), (3, 0)}
+    # The engine repeats no round.
+    assert weights_of(outcome.bundle) == {
+        name: weight.tobytes()
+        for name, weight in simulate(norm, fleet.config(**settings), data).weights.items()
+    }

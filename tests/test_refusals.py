@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from fleets import FLEET, FakeDevice, Fleet, Thread
 from quadrants import quadrants
+from waiting import until
 
 from edge_sdk import DataError
 from edge_sdk.protocol import CHUNK_BYTES, Topics, reference
@@ -24,6 +25,7 @@ from edge_sdk.protocol.messages import (
 from edge_sdk.tensors import encode as encode_tensors
 from edge_sdk.transport import Received
 from edge_server.publication import Publication
+from edge_server.store import Store
 
 
 @pytest.fixture
@@ -330,3 +332,25 @@ def test_evaluation_data_that_does_not_fit_is_refused_before_the_run(fleet, norm
     data[0] = (data[0][0], 9)
     with pytest.raises(DataError, match="example 0: label 9"):
         fleet.serve(norm, eval_data=data, evaluation="server")
+
+
+def test_what_a_device_has_declared_holds_over_a_servers_restart(fleet, norm):
+    server, thread = fleet.serve(norm)
+    device = FakeDevice(fleet.broker, "d")
+    device.join()
+    task = device.task()
+    device.take(task, examples=10)
+    until(lambda: declared(fleet, task))
+    server.stop()
+    thread.result()
+    _, again = fleet.serve(norm)
+    device.join()
+    device.take(task, examples=None)
+    device.offer(task, encode_tensors(update_of(norm)), examples=11)
+    assert "but 10 were declared" in device.wait_for(Receipt).reason
+    fleet._ends[-1][0]()
+    again.result()
+
+
+def declared(fleet, task):
+    return Store(fleet.folder / "server", exclusive=False).declared("d", task)

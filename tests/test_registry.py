@@ -1,7 +1,7 @@
 """Who is there: connections, installs, leases, silence."""
 
 from edge_sdk.protocol.messages import Join
-from edge_server.registry import HEARTBEAT, MISSED, Registry
+from edge_server.registry import FORGOTTEN, HEARTBEAT, MISSED, RESERVED, Registry
 
 SILENCE = HEARTBEAT * MISSED
 
@@ -50,20 +50,30 @@ def test_of_two_copies_of_a_work_folder_the_first_goes_on():
 def test_the_will_of_an_old_connection_does_not_end_the_new_one():
     made = registry()
     made.join("d", join(nonce="2"), 1.0)
-    assert not made.leave("d", "1" * 16)
+    assert not made.leave("d", "1" * 16, 0.0)
     assert made.is_present("d")
 
 
-def test_a_device_that_has_left_gives_its_id_free():
+def test_a_device_that_has_left_gives_its_id_free_after_a_while():
     made = registry()
-    assert made.leave("d", "1" * 16)
-    assert made.join("d", join(install="b", nonce="2"), 1.0) is None
+    assert made.leave("d", "1" * 16, 0.0)
+    assert "was just now" in made.join("d", join(install="b", nonce="2"), RESERVED - 1)
+    assert made.join("d", join(install="b", nonce="2"), RESERVED + 1) is None
+
+
+def test_a_device_that_has_been_gone_for_long_is_forgotten():
+    made = registry()
+    made.leave("d", "1" * 16, 0.0)
+    made.expire(FORGOTTEN)
+    assert made.get("d") is not None
+    made.expire(FORGOTTEN + 1)
+    assert made.get("d") is None
 
 
 def test_a_goodbye_counts_once():
     made = registry()
-    made.leave("d", "1" * 16)
-    assert not made.leave("d", "1" * 16)
+    made.leave("d", "1" * 16, 0.0)
+    assert not made.leave("d", "1" * 16, 0.0)
 
 
 def test_a_silent_device_is_gone_after_three_heartbeats():
@@ -102,7 +112,7 @@ def test_a_lease_that_has_run_out_is_not_selected():
 
 def test_a_device_under_lease_may_hand_in_after_it_has_left():
     made = registry(lease=30)
-    made.leave("d", "1" * 16)
+    made.leave("d", "1" * 16, 0.0)
     assert made.holds_lease("d", 29.0)
     assert not made.holds_lease("d", 31.0)
 

@@ -58,7 +58,7 @@ class Admission:
             self.acknowledge(device, offer, self._refusal_of_late(device, offer))
         elif work.hashes.get(device) == offer.blob.hash:
             self.acknowledge(device, offer, None)
-        elif reason := work.refusal(device, offer):
+        elif reason := work.refusal(device, offer, self.store.declared(device, offer)):
             # With over-selection it is the rule that some come too late.
             if work.cohort.drop(device) and not work.cohort.complete:
                 self.on_refused(f"the update of {device} is refused: {reason}")
@@ -84,10 +84,10 @@ class Admission:
 
     def _admit(self, work: Assignment, device: str, offer: Offer, data: bytes) -> str | None:
         """Take a result that is here whole; the reason if it is refused."""
-        if reason := work.refusal(device, offer):
+        if reason := work.refusal(device, offer, self.store.declared(device, offer)):
             return reason
         try:
-            tensors = work.check(device, data)
+            tensors = work.check(device, data, offer.examples)
         except TensorError as error:
             work.cohort.drop(device)
             self.on_refused(f"the update of {device} is refused: {error}")

@@ -22,7 +22,6 @@ class Assignment:
     Attributes:
         key: run, round, attempt and kind.
         began: the server's monotonic seconds.
-        declared: by device, the examples that it said it would use when it took its task.
         hashes: by device, the SHA-256 of its last accepted result.
     """
 
@@ -33,7 +32,6 @@ class Assignment:
     began: float
     examples: int = 0
     bytes_up: int = 0
-    declared: dict[str, int] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -87,8 +85,8 @@ class Assignment:
         """Bytes that a result may have."""
         raise NotImplementedError
 
-    def check(self, device: str, data: bytes) -> Mapping[str, Any]:
-        """The tensors of a result, validated whole.
+    def check(self, device: str, data: bytes, examples: int) -> Mapping[str, Any]:
+        """The tensors of a result made from so many examples, validated whole.
 
         Raises:
             TensorError: they are not what was asked for, or cannot be true.
@@ -114,8 +112,12 @@ class Assignment:
     def close(self) -> None:
         """No further result is taken."""
 
-    def refusal(self, device: str, offer: Offer) -> str | None:
-        """Why the result that ``offer`` announces will not be taken; None if it will."""
+    def refusal(self, device: str, offer: Offer, declared: int | None) -> str | None:
+        """Why the result that ``offer`` announces will not be taken; None if it will.
+
+        Args:
+            declared: the examples that the device said it would use when it took the task.
+        """
         standing, number = self.cohort.standing(device), self.key.round
         if offer.blob.size > self.largest():
             return f"a result of {offer.blob.size} bytes is over this model's limit of {self.largest()}"
@@ -129,6 +131,6 @@ class Assignment:
             return f"round {number} has all its updates"
         if not 1 <= offer.examples <= self.config.max_examples:
             return f"{offer.examples} examples are not between 1 and {self.config.max_examples}"
-        if offer.examples > self.declared.get(device, offer.examples):
-            return f"{offer.examples} examples, but {self.declared[device]} were declared for this round"
+        if declared is not None and offer.examples > declared:
+            return f"{offer.examples} examples, but {declared} were declared for this round"
         return None

@@ -116,5 +116,4 @@ class BufferedRound(TrainingRound):
         TrainingRound.count(self, result)
         self.delivered.add((result.device, result.round))
         self.began_at.pop(result.device, None)
-        self.declared.pop(result.device, None)
         self.hashes.pop(result.device, None)

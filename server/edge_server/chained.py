@@ -103,9 +103,9 @@ class ChainedRound(TrainingRound):
             model = self.lent[chain.devices] = lent
         return TrainingRound.task(self, device, nonce, bundle=bundle, model=model, left=left)
 
-    def check(self, device: str, data: bytes) -> Mapping[str, Any]:
+    def check(self, device: str, data: bytes, examples: int) -> Mapping[str, Any]:
         """As for any update; and what the whole chain has made stays within the bounds of one."""
-        tensors = TrainingRound.check(self, device, data)
+        tensors = TrainingRound.check(self, device, data, examples)
         chain = self._chain(device)
         check_update(chain.update(chain.after(tensors)), self.bundle.manifest.rules, self.precision.bounds)
         return tensors
@@ -123,8 +123,7 @@ class ChainedRound(TrainingRound):
         """Note that a hop is in."""
         TrainingRound.count(self, result)
         self._chain(result.device).credit(result.device, result.examples)
-        # Its next turn is another piece of work: the data may have grown, and the update may be the same.
-        self.declared.pop(result.device, None)
+        # Its next turn is another piece of work, whose update may be the same.
         self.hashes.pop(result.device, None)
         self.hops += 1
 

@@ -168,7 +168,7 @@ class Coordinator:
             self._round = self._training_of(trained)
             for result in self.store.results(trained):
                 data = self.store.blob(result.hash)
-                self._round.add(result, self._round.check(result.device, data))
+                self._round.add(result, self._round.check(result.device, data, result.examples))
             self._phase = Phase.TRAINING
             self.on_status(
                 f"round {trained.round} goes on with {len(self._round.cohort.accepted)} updates already here"

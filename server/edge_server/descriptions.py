@@ -160,7 +160,7 @@ class Describing(Assignment):
         specs = description_specs(self.known.facts, self.bundle.manifest)
         return sum(spec.nbytes for spec in specs) + SAFETENSORS_OVERHEAD
 
-    def check(self, device: str, data: bytes) -> Mapping[str, Any]:  # noqa: ARG002 - all say the same
+    def check(self, device: str, data: bytes, examples: int) -> Mapping[str, Any]:  # noqa: ARG002
         """The tensors of a description; TensorError if they are not what was asked for, or cannot be true."""
         return self.known.check(data)
 

@@ -73,11 +73,10 @@ class FeatureStatistics(Assignment):
         """Bytes that statistics may have."""
         return sum(spec.nbytes for spec in self.specs) + SAFETENSORS_OVERHEAD
 
-    def check(self, device: str, data: bytes) -> Mapping[str, Any]:
+    def check(self, device: str, data: bytes, examples: int) -> Mapping[str, Any]:  # noqa: ARG002
         """The statistics' tensors; TensorError if they cannot be true."""
         tensors = decode(data, self.specs)
-        declared = self.declared.get(device, self.config.max_examples)
-        check_statistics(tensors, max_examples=min(declared, self.config.max_examples))
+        check_statistics(tensors, max_examples=examples)
         return tensors
 
     def take(self, result: AcceptedResult, tensors: Mapping[str, Any]) -> None:

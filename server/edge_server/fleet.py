@@ -230,7 +230,7 @@ class Fleet:
                 if not self.registry.here(device, message.nonce, message.examples, now):
                     self._desk.tell(device, msgspec.structs.replace(self._who(now), jitter=0))
             case Leave():
-                if self.registry.leave(device, message.nonce):
+                if self.registry.leave(device, message.nonce, now):
                     self._on_gone(device, now)
             case Grant() if self.registry.is_present(device):
                 self.publication.serve(device, message)
@@ -239,7 +239,8 @@ class Fleet:
             case Taken() if work is not None and work.is_keyed(device, message):
                 work.cohort.take(device)
                 if message.examples is not None and work.cohort.standing(device) == Standing.TAKEN:
-                    work.declared.setdefault(device, message.examples)
+                    # Durable: after a restart the device does not say it again.
+                    self.store.declare(device, message)
             case Declined() if work is not None and work.is_keyed(device, message):
                 self._admission.forget(device)
                 if work.cohort.drop(device):

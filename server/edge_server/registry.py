@@ -12,6 +12,10 @@ MISSED = 3
 """Heartbeats after which a silent device counts as gone."""
 
 KEPT_BOOTS = 8
+RESERVED = 30.0
+"""Seconds for which the id of a device that has gone stays its own: a will may tell of a short loss only."""
+FORGOTTEN = 24 * 3600.0
+"""Seconds after which a device that has gone is forgotten."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,7 @@ class Device:
     last_seen: float
     lease_until: float | None = None
     present: bool = True
+    left_at: float = 0.0
 
 
 class Registry:
@@ -53,8 +58,8 @@ class Registry:
             first = boots.index(join.boot)
             self._copies |= set(boots[first:]) - {join.boot}
             boots = boots[: first + 1]
-        elif known is not None and known.present:
-            return "its id is in use by another device of this fleet: give it another --id"
+        elif known is not None and (known.present or now - known.left_at < RESERVED):
+            return "its id is in use by another device of this fleet, or was just now: give it another --id"
         lease_until = None if join.lease is None else now + join.lease
         self._devices[device] = Device(
             device, join.install, boots, join.nonce, join.examples, now, lease_until=lease_until
@@ -69,19 +74,22 @@ class Registry:
         known.last_seen, known.examples, known.present = now, examples, True
         return True
 
-    def leave(self, device: str, nonce: str) -> bool:
+    def leave(self, device: str, nonce: str, now: float) -> bool:
         """Take a goodbye or a will in; False if it is that of an older connection."""
         known = self._devices.get(device)
         if known is None or known.nonce != nonce or not known.present:
             return False
-        known.present = False
+        known.present, known.left_at = False, now
         return True
 
     def expire(self, now: float) -> list[str]:
         """Mark those that have been silent too long as gone; returns their ids."""
         gone = [d for d in self._devices.values() if d.present and now - d.last_seen > HEARTBEAT * MISSED]
         for device in gone:
-            device.present = False
+            device.present, device.left_at = False, now
+        for device in [d for d in self._devices.values() if not d.present]:
+            if now - device.left_at > FORGOTTEN:
+                del self._devices[device.id]
         return [device.id for device in gone]
 
     def get(self, device: str) -> Device | None:

@@ -123,7 +123,7 @@ class TrainingRound(Assignment):
         """Bytes that an update may have."""
         return self.bundle.manifest.nbytes + SAFETENSORS_OVERHEAD
 
-    def check(self, device: str, data: bytes) -> Mapping[str, Any]:  # noqa: ARG002 - a chain looks at it
+    def check(self, device: str, data: bytes, examples: int) -> Mapping[str, Any]:  # noqa: ARG002
         """The update as it counts; TensorError if it is not the model's, not finite, or beyond a bound."""
         parameters, config = self.bundle.manifest.parameters, self.config
         tensors = unpack(data, parameters, config.codec, config.compression, limit=self.largest())

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from edge_sdk.errors import RunError
 from edge_sdk.protocol.messages import Key as MessageKey
-from edge_sdk.protocol.messages import Offer, Ref
+from edge_sdk.protocol.messages import Offer, Ref, Taken, key_of
 from edge_sdk.tensors import sha256
 from edge_server.config import RunConfig
 from edge_server.rows import AcceptedResult, Key, RoundRow, RunRow, WorkKey
@@ -78,6 +78,17 @@ _results = sa.Table(
     sa.Column("examples", sa.BigInteger, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
 )
+_declared = sa.Table(
+    "declared",
+    _tables,
+    sa.Column("run", sa.String(32), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("hop", sa.Integer, primary_key=True),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("examples", sa.BigInteger, nullable=False),
+)
 _published = sa.Table(
     "published",
     _tables,
@@ -128,12 +139,12 @@ class Store:
         query = sa.select(_runs).order_by(_runs.c.created)
         if fleet is not None:
             query = query.where(_runs.c.fleet == fleet)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [_run_row(row) for row in connection.execute(query)]
 
     def get(self, run: str) -> RunRow:
         """One run; RunError if there is none."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             row = connection.execute(sa.select(_runs).where(_runs.c.id == run)).first()
         if row is None:
             raise RunError(f"the store has no run {run}")
@@ -170,7 +181,7 @@ class Store:
 
     def blob(self, digest: str) -> bytes:
         """The bytes of a blob; RunError if it is missing or damaged."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             data = connection.execute(sa.select(_blobs.c.data).where(_blobs.c.hash == digest)).scalar()
         if data is None or sha256(data) != digest:
             raise RunError(f"the store has lost blob {digest[:12]}: restore it from a backup")
@@ -199,6 +210,26 @@ class Store:
             connection.execute(
                 sa.update(_rounds).where(_is_row(row)).values(selected=msgspec.json.encode(selected))
             )
+
+    def declare(self, device: str, taken: Taken) -> None:
+        """Record how many examples a device said that it would use for a task; what it said first counts."""
+        key = key_of(taken)
+        with self._transaction() as connection:
+            known = sa.select(_declared.c.examples).where(
+                *(_declared.c[name] == value for name, value in key.items()), _declared.c.device == device
+            )
+            if taken.examples is not None and connection.execute(known).first() is None:
+                values = {**key, "device": device, "examples": taken.examples}
+                connection.execute(sa.insert(_declared).values(values))
+
+    def declared(self, device: str, key: MessageKey) -> int | None:
+        """What the device said under this key; None if nothing."""
+        query = sa.select(_declared.c.examples).where(
+            *(_declared.c[name] == value for name, value in key_of(key).items()), _declared.c.device == device
+        )
+        with self._reading() as connection:
+            found = connection.execute(query).scalar()
+            return None if found is None else int(found)
 
     def accept(self, device: str, offer: Offer, data: bytes, *, counted: int) -> None:
         """Record an accepted result with its bytes; the receipt may be sent after this.
@@ -229,7 +260,7 @@ class Store:
         In the order of hops and devices.
         """
         query = sa.select(_results).where(_has_key(key) if isinstance(key, MessageKey) else _counts_in(key))
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             rows = connection.execute(query.order_by(_results.c.hop, _results.c.device, _results.c.round))
             return [AcceptedResult(r.device, r.hash, r.examples, r.size, r.hop, r.round) for r in rows]
 
@@ -238,7 +269,7 @@ class Store:
         query = sa.select(_results.c.device, _results.c.round).where(
             _results.c.run == run, _results.c.kind == "train", _results.c.round >= since
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return {(row.device, row.round) for row in connection.execute(query)}
 
     def set_multiples(self, run: str, multiples: dict[int, float]) -> None:
@@ -266,6 +297,9 @@ class Store:
             if not keep:
                 forgotten |= self._result_hashes(connection, row)
             _forget(connection, forgotten, row)
+            connection.execute(
+                sa.delete(_declared).where(_declared.c.run == row.run, _declared.c.round < row.round)
+            )
 
     def set_figures(self, row: RoundRow, figures: dict[str, Any]) -> None:
         """Record what a round came to."""
@@ -302,7 +336,7 @@ class Store:
         query = sa.select(_rounds).where(_rounds.c.run == run)
         if number is not None:
             query = query.where(_rounds.c.round == number)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             ordered = query.order_by(_rounds.c.round, _rounds.c.kind.desc(), _rounds.c.attempt)
             rows = connection.execute(ordered)
             return [_round_row(row) for row in rows]
@@ -310,7 +344,7 @@ class Store:
     def published(self, fleet: str) -> list[Ref]:
         """What a server has left on the broker, as far as it knows."""
         query = sa.select(_published.c.ref).where(_published.c.fleet == fleet)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [msgspec.json.decode(ref, type=Ref) for ref in connection.execute(query).scalars()]
 
     def set_published(self, fleet: str, refs: list[Ref]) -> None:
@@ -321,6 +355,17 @@ class Store:
                 connection.execute(
                     sa.insert(_published).values(fleet=fleet, hash=ref.hash, ref=msgspec.json.encode(ref))
                 )
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise RunError(
+                f"the store cannot be read ({_first_line(error)}): mend the database, then give the same "
+                "command again"
+            ) from None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:

@@ -13,6 +13,8 @@ WINDOW = 16
 """Chunks granted to one device at a time."""
 STALL = 6.0
 """Seconds without a chunk after which a device's range is granted anew, after the others'."""
+ON_THE_WAY = 10.0
+"""Seconds for which chunks that are no longer waited for may still stand in the broker's queue."""
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Uploads:
 
     def __init__(self) -> None:
         self._uploads: dict[str, _Upload] = {}
+        self._given_up: list[tuple[float, int]] = []
 
     def begin(self, device: str, offer: Offer, *, limit: int) -> None:
         """Expect what ``offer`` announces; an offer that is repeated goes on where it was.
@@ -63,24 +66,32 @@ class Uploads:
         """Grant nothing to the device until it offers again; what it has sent is kept."""
         if device in self._uploads:
             self._uploads[device].held = True
-            self._uploads[device].span = None
+            self._give_up(self._uploads[device])
 
     def drop(self, device: str) -> Offer | None:
         """Expect nothing more of the device; returns what it had offered."""
         upload = self._uploads.pop(device, None)
-        return upload.offer if upload is not None else None
+        if upload is None:
+            return None
+        self._give_up(upload)
+        return upload.offer
 
     def clear(self) -> None:
         """Expect nothing more of anyone."""
+        for upload in self._uploads.values():
+            self._give_up(upload)
         self._uploads.clear()
 
     def grants(self, now: float) -> list[tuple[str, Grant]]:
         """The grants to send now. A stalled device gives its share back and waits behind the others."""
         for device, upload in list(self._uploads.items()):
             if upload.span is not None and now - upload.moved > STALL:
-                upload.span = None
+                self._give_up(upload, now)
                 self._uploads[device] = self._uploads.pop(device)
-        free = OUTSTANDING - sum(u.span[1] - u.span[0] for u in self._uploads.values() if u.span)
+        self._given_up = [(until, count) for until, count in self._given_up if until > now]
+        free = OUTSTANDING - sum(count for _, count in self._given_up)
+        free -= sum(u.span[1] - u.span[0] for u in self._uploads.values() if u.span)
+        free = max(free, 0)
         granted = []
         for device, upload in self._uploads.items():
             ready = free and upload.span is None and not upload.held
@@ -90,3 +101,10 @@ class Uploads:
                 free -= span[1] - span[0]
                 granted.append((device, Grant(blob=upload.offer.blob.hash, start=span[0], stop=span[1])))
         return granted
+
+    def _give_up(self, upload: _Upload, now: float | None = None) -> None:
+        """Wait for a range no longer; for a while its chunks still count as outstanding."""
+        if upload.span is not None:
+            count = upload.span[1] - upload.span[0]
+            self._given_up.append(((upload.moved if now is None else now) + ON_THE_WAY, count))
+        upload.span = None

@@ -67,6 +67,9 @@ class Link:
         address = self._topics.parse(event.topic)
         if address is None or address.direction == "up":
             return None
+        if event.retained and address.direction != "model":
+            logger.warning("dropped a retained message on %s: clear it", event.topic)
+            return None
         try:
             if address.kind == "chunk":
                 return decode_chunk(event.payload)

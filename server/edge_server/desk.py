@@ -53,6 +53,10 @@ class Desk:
         event = self._transport.receive(timeout)
         if not isinstance(event, Received):
             return event
+        if event.retained:
+            # Nobody speaks to the server so: it would be heard anew, as if now, at every reconnect.
+            logger.warning("dropped a retained message on %s: clear it", event.topic)
+            return None
         address = self._topics.parse(event.topic)
         if address is None or address.direction not in ("up", "all"):
             return None

@@ -1,13 +1,15 @@
 """A mosquitto configuration for one fleet: logins, and an ACL by user name.
 
-A device may write only ``up/<its user name>/#`` and read only ``down/<its user name>/#``, ``all/#`` and the
+A device may write only ``up/<its user name>/+`` and read only ``down/<its user name>/+``, ``all/+`` and the
 model. The check is by user name or certificate name (``%u``), never by client id, which anyone can claim.
+Each pattern has as many levels as the topics have: under ``#`` a user ``one/join`` could join as ``one``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from edge_sdk.errors import EdgeError
 from edge_sdk.files import write_atomically
 from edge_sdk.protocol import Topics
 
@@ -19,25 +21,28 @@ def write_broker_config(out: Path, *, fleet: str, tls: bool) -> list[Path]:
     """Write ``mosquitto.conf`` and ``acl`` into ``out``; returns the files.
 
     Args:
-        out: made where it is missing.
+        out: made where it is missing; its absolute path enters the configuration.
         fleet: whose topics are opened.
         tls: listen on 8883 and take the user name from the device's certificate, else on 1883 with the
             password file ``passwords`` that ``mosquitto_passwd`` makes.
 
     Raises:
         ProtocolError: the fleet's name is not allowed.
+        EdgeError: the files cannot be written, or the path of ``out`` cannot stand in a configuration.
     """
     base = Topics(fleet).base
-    out = out.resolve()
+    out = out.absolute()
+    if not str(out).isprintable():
+        raise EdgeError(f"{str(out)!r} would break lines in mosquitto.conf: choose another folder")
     acl = "\n".join(
         [
             f"user {SERVER}",
             f"topic readwrite {base}/#",
             "",
-            f"pattern write {base}/up/%u/#",
-            f"pattern read {base}/down/%u/#",
-            f"pattern read {base}/all/#",
-            f"pattern read {base}/model/#",
+            f"pattern write {base}/up/%u/+",
+            f"pattern read {base}/down/%u/+",
+            f"pattern read {base}/all/+",
+            f"pattern read {base}/model/+/+/+",
             "",
         ]
     )

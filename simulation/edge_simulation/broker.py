@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -37,11 +38,12 @@ class _Broker:
     """A broker on the loopback interface, which is up inside its ``with`` block."""
 
     port: int
+    _scheme = "mqtt"
 
     @property
     def url(self) -> str:
-        """``mqtt://127.0.0.1:PORT``."""
-        return f"mqtt://{HOST}:{self.port}"
+        """``mqtt://127.0.0.1:PORT``, or ``mqtts://`` where it speaks TLS."""
+        return f"{self._scheme}://{HOST}:{self.port}"
 
     def start(self) -> None:
         """Start the broker and return once it accepts connections."""
@@ -139,14 +141,17 @@ class MosquittoBroker(_Broker):
 
     Args:
         port: 0 picks a free one and keeps it over restarts.
-        extra_config: lines added to the end of mosquitto.conf.
+        extra_config: lines added to the end of mosquitto.conf, about the listener too: with a ``certfile``
+            it speaks TLS.
+        config: the text of a mosquitto.conf to run in place of one that lets anyone in and remembers; only
+            its listener is moved here.
 
     Raises:
         EdgeError: mosquitto is not installed; on the start: the port is in use, or it refuses its
             configuration.
     """
 
-    def __init__(self, port: int = 0, extra_config: str = "") -> None:
+    def __init__(self, port: int = 0, extra_config: str = "", *, config: str | None = None) -> None:
         binary = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
         if binary is None:
             raise EdgeError("mosquitto is not installed: apt-get install mosquitto")
@@ -154,19 +159,19 @@ class MosquittoBroker(_Broker):
         self.port = _checked(port) or _free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="edge-mosquitto-")
         self.folder = Path(self._folder.name)
-        lines = [
-            f"listener {self.port} {HOST}",
-            "allow_anonymous true",
-            "persistence true",
-            f"persistence_location {self.folder}/",
-            "log_dest stderr",
-            "log_type error",
-            "log_type warning",
-        ]
+        listener = f"listener {self.port} {HOST}"
+        remembers = f"persistence true\npersistence_location {self.folder}/"
+        lines = ["log_dest stderr", "log_type error", "log_type warning"]
         # Started by root it would change to a user that cannot write to the folder.
         if os.name == "posix" and os.geteuid() == 0:
             lines.append("user root")
-        (self.folder / "mosquitto.conf").write_text("\n".join([*lines, extra_config, ""]))
+        if config is None:
+            lines += [remembers, listener, "allow_anonymous true"]
+        else:
+            lines.append(re.sub(r"^listener .*$", listener, config, flags=re.MULTILINE))
+        text = "\n".join([*lines, extra_config, ""])
+        (self.folder / "mosquitto.conf").write_text(text)
+        self._scheme = "mqtts" if re.search(r"^certfile ", text, re.MULTILINE) else "mqtt"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -174,6 +179,11 @@ class MosquittoBroker(_Broker):
         """Errors and warnings of all starts so far."""
         path = self.folder / "mosquitto.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """Its process, to be stopped and continued by signals; 0 while it is away."""
+        return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
         """Start it, for the first time or again, and return once it accepts connections.

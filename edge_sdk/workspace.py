@@ -90,9 +90,10 @@ class Workspace:
             raise RunError(
                 f"the work folder {self.path} is in use by another device on this machine"
             ) from None
-        for unfinished in (*self.path.glob(LEFT), *(self.path / "blobs").glob(LEFT)):
-            # A process was killed while it wrote.
-            unfinished.unlink(missing_ok=True)
+        with writing():
+            for unfinished in (*self.path.glob(LEFT), *(self.path / "blobs").glob(LEFT)):
+                # A process was killed while it wrote.
+                unfinished.unlink(missing_ok=True)
         self.open_bundle = ""
         """SHA-256 of a bundle in use, which stays here whatever else is kept."""
         self.install = self._once("install", secrets.token_hex(16))
@@ -208,7 +209,8 @@ class Workspace:
             before = last.before if last is not None and same else self._carried(offer)
             committed = _Committed(offer.run, offer.round, offer.attempt, pending.carried, before)
             self._write("carried.json", committed)
-        (self.path / "pending.json").unlink(missing_ok=True)
+        with writing():
+            (self.path / "pending.json").unlink(missing_ok=True)
 
     def residual(self, work: Key) -> bytes | None:
         """What the codec has lost of the accepted update before ``work``, if there was one.

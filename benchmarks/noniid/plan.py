@@ -111,8 +111,7 @@ class Plan:
         rate = self.rate(cell) or (self._best(cell) if self.tried(cell) else None)
         if rate is None:
             return []
-        runs = [cell.run(rate, seed, self.budget) for seed in range(self.budget.seeds)]
-        return [self.results[key_of(run)] for run in runs if key_of(run) in self.results]
+        return self._all(cell, rate)
 
     def is_done(self, cell: Cell) -> bool:
         """Whether the cell has its rate and its seeds."""
@@ -123,13 +122,25 @@ class Plan:
         return cell.five or (cell.split, cell.strategy) in HEADLINES
 
     def tried(self, cell: Cell) -> dict[float, float]:
-        """Accuracy by learning rate, of the first seed."""
-        found = {rate: self._get(cell, rate) for rate in GRID}
-        return {rate: result.accuracy for rate, result in found.items() if result is not None}
+        """Accuracy by learning rate: the mean over the seeds that are done, of which the first comes first.
+
+        A rate that is best with one seed and diverges with another is so given up for the next best.
+        """
+        found = {}
+        for rate in GRID:
+            results = self._all(cell, rate)
+            if results and results[0].run.seed == 0:
+                found[rate] = sum(result.accuracy for result in results) / len(results)
+        return found
 
     def _best(self, cell: Cell) -> float:
         tried = self.tried(cell)
         return max(tried, key=lambda rate: tried[rate])
+
+    def _all(self, cell: Cell, rate: float) -> list[Result]:
+        seeds = self.budget.seeds if self._is_headline(cell) else 1
+        keys = [key_of(cell.run(rate, seed, self.budget)) for seed in range(seeds)]
+        return [self.results[key] for key in keys if key in self.results]
 
     def _get(self, cell: Cell, rate: float) -> Result | None:
         return self.results.get(key_of(cell.run(rate, 0, self.budget)))

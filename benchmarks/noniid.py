@@ -6,9 +6,9 @@
 of a data set may use the same number of local steps of all its devices together; a chain's devices do one
 epoch each, as they would side by side, so that as many bytes go up and down. Only augmentation makes devices
 train on more, for which such a run has fewer rounds. Each strategy has its own best learning rate of one
-grid, searched uphill on the test accuracy of one seed, as the papers tune theirs (where there are three seeds,
-a rate that fails with another one is given up for the next best). All runs are done by the engine that gives
-the bits of a run over MQTT.
+grid, searched uphill on the test accuracy of one seed, as the papers tune theirs; where there are three
+seeds, a rate that fails with another one is given up for the next best. All runs are done by the engine that
+gives the bits of a run over MQTT.
 
 The model is the smallest that makes this a matter of hours (``noniid/models.py``). Every finished run is a
 line in ``--cache``; the same command goes on where it was stopped, and ``--table`` prints what is there.

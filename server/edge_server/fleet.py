@@ -38,7 +38,7 @@ from edge_server.call import Call
 from edge_server.cohort import Standing
 from edge_server.desk import Desk
 from edge_server.publication import Publication
-from edge_server.registry import HEARTBEAT, Registry
+from edge_server.registry import Registry
 from edge_server.rounds import Assessment
 from edge_server.rows import RunRow
 from edge_server.store import Store
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 JITTER = 2
 """Seconds over which devices spread their answers to ``who``."""
+JOINS = 200
+"""Most joins a second that ``who`` asks for."""
 WARN_EVERY = 10.0
 """Seconds from one word to another server to the next."""
 
@@ -219,7 +221,9 @@ class Fleet:
             self._desk.tell_all(mine)
 
     def _who(self, now: float) -> Who:
-        return Who(jitter=JITTER, server=self._token, age=int(now - self._opened_at))
+        # A large fleet's joins must not overflow the broker's queue.
+        jitter = max(JITTER, len(self.registry) // JOINS)
+        return Who(jitter=jitter, server=self._token, age=int(now - self._opened_at))
 
     def _on_message(self, device: str, message: FromDevice, now: float) -> None:
         work = self.work
@@ -271,7 +275,7 @@ class Fleet:
             run=self.run.id,
             bundle=self.bundle,
             model=self.model,
-            heartbeat=HEARTBEAT,
+            heartbeat=known.heartbeat if (known := self.registry.get(device)) else self.registry.heartbeat,
             come_back=come_back,
         )
         self._desk.tell(device, welcome)

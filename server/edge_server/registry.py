@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from edge_sdk.protocol.messages import Join
 
 HEARTBEAT = 20
-"""Seconds between two heartbeats of a device."""
+"""Least seconds between two heartbeats of a device."""
+HEARTBEATS = 50
+"""Most heartbeats a second, of a whole fleet: what stands in the broker's queue while a server pauses."""
 MISSED = 3
 """Heartbeats after which a silent device counts as gone."""
 
@@ -31,6 +33,7 @@ class Device:
     nonce: str
     examples: int
     last_seen: float
+    heartbeat: int = HEARTBEAT
     lease_until: float | None = None
     present: bool = True
     left_at: float = 0.0
@@ -42,6 +45,10 @@ class Registry:
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
         self._copies: set[str] = set()
+
+    def __len__(self) -> int:
+        """How many devices are known, there or not."""
+        return len(self._devices)
 
     def join(self, device: str, join: Join, now: float) -> str | None:
         """Take a join in; the reason if it is refused, and the device that was there goes on undisturbed.
@@ -62,7 +69,14 @@ class Registry:
             return "its id is in use by another device of this fleet, or was just now: give it another --id"
         lease_until = None if join.lease is None else now + join.lease
         self._devices[device] = Device(
-            device, join.install, boots, join.nonce, join.examples, now, lease_until=lease_until
+            device,
+            join.install,
+            boots,
+            join.nonce,
+            join.examples,
+            now,
+            heartbeat=self.heartbeat,
+            lease_until=lease_until,
         )
         return None
 
@@ -84,13 +98,18 @@ class Registry:
 
     def expire(self, now: float) -> list[str]:
         """Mark those that have been silent too long as gone; returns their ids."""
-        gone = [d for d in self._devices.values() if d.present and now - d.last_seen > HEARTBEAT * MISSED]
+        gone = [d for d in self._devices.values() if d.present and now - d.last_seen > d.heartbeat * MISSED]
         for device in gone:
             device.present, device.left_at = False, now
         for device in [d for d in self._devices.values() if not d.present]:
             if now - device.left_at > FORGOTTEN:
                 del self._devices[device.id]
         return [device.id for device in gone]
+
+    @property
+    def heartbeat(self) -> int:
+        """Seconds between the heartbeats of a device that joins now: the more devices, the more."""
+        return max(HEARTBEAT, len(self._devices) // HEARTBEATS)
 
     def get(self, device: str) -> Device | None:
         """What is known of a device."""

@@ -18,6 +18,8 @@ _OF_THE_BROKER = {
 }
 # Parts of OpenSSL's names for the alerts by which a broker refuses ours.
 _OF_THIS_PEER = {
+    "BAD_CERTIFICATE": "the certificate of this peer (--cert) is bad, or not valid yet by the "
+    "broker's clock: check both",
     "CERTIFICATE_REQUIRED": "it wants a certificate and was given none of use: give --cert and --key",
     "CERTIFICATE_EXPIRED": "the certificate of this peer (--cert) has expired: have a new one issued",
     "CERTIFICATE_REVOKED": "the certificate of this peer (--cert) is revoked: have a new one issued",

@@ -62,7 +62,8 @@ class BufferedRound(TrainingRound):
             assert isinstance(earlier.cohort, Cohort)
             cohort.carry_over(earlier.cohort)
         precision = run.config.precision(wanted)
-        row = round_row(run, [], wanted=wanted, attempt=0, precision=precision)
+        # Who is at work is known after a restart too: what they bring then counts.
+        row = round_row(run, cohort.selected, wanted=wanted, attempt=0, precision=precision)
         opened = cls.of(run, bundle, row, cohort, now=now)
         opened.models[row.round] = model
         if earlier is not None:
@@ -77,7 +78,9 @@ class BufferedRound(TrainingRound):
     @classmethod
     def restore(cls, run: RunRow, bundle: Bundle, row: RoundRow, *, now: float) -> BufferedRound:
         """The buffer as the store has it, without its accepted updates: those are added again."""
-        asked = run.config.cohort_size(len(row.selected))
+        # Nobody may have been asked yet; of how many a share is meant is known from the next buffer on.
+        share = run.config.participants
+        asked = share if isinstance(share, int) else max(len(row.selected), 1)
         cohort = Cohort.restored(wanted=row.wanted, asked=asked, selected=row.selected, refilled=True)
         return cls.of(run, bundle, row, cohort, now=now)
 

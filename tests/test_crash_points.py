@@ -1,4 +1,4 @@
-"""``kill -9`` right before and right after any commit of a run: the same command ends it with the same bits."""
+"""``kill -9`` before and after any commit of a run: the same command ends it with the same bits."""
 
 from contextlib import closing
 from itertools import count

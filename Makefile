@@ -8,7 +8,7 @@ TORCH  ?= default
 BIN    := .venv/bin
 INSTALL = $(shell command -v uv || echo $(BIN)/uv) pip install --python $(BIN)/python
 
-.PHONY: venv demo test test-full check wheel lock mosquitto clean
+.PHONY: venv demo test test-full check wheel lock mosquitto postgresql clean
 
 venv: .venv/.ready
 
@@ -34,10 +34,10 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check mosquitto
+test: check mosquitto postgresql
 	$(BIN)/pytest -m "not full"
 
-test-full: venv mosquitto
+test-full: venv mosquitto postgresql
 	$(BIN)/pytest -m full
 
 # The tests run against a real mosquitto. Where apt may not install it, they fail with how to get it.
@@ -46,6 +46,13 @@ mosquitto:
 	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
 	    apt-get install -y -qq mosquitto >/dev/null; } || \
 	  echo "mosquitto is missing and could not be installed; tests that need it will fail" >&2
+
+# The store's tests run against a real PostgreSQL too, in a cluster of their own.
+postgresql:
+	@command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
+	    apt-get install -y -qq postgresql >/dev/null; } || \
+	  echo "postgresql is missing and could not be installed; tests that need it will fail" >&2
 
 wheel: venv
 	$(BIN)/python -m hatchling build -t wheel

@@ -132,6 +132,13 @@ def test_a_round_that_could_never_be_complete_is_refused():
         make_config({**LEAST, "participants": 3, "min_participants": 5})
 
 
+def test_a_buffer_that_is_full_before_it_may_be_used_is_refused():
+    buffered = {**LEAST, "mode": "buffered", "participants": 6, "buffer": 3}
+    make_config({**buffered, "min_participants": 3})
+    with pytest.raises(RunError, match="min_participants is 4, but a buffer is full with 3"):
+        make_config({**buffered, "min_participants": 4})
+
+
 @pytest.mark.parametrize(
     ("participants", "present", "size"), [(10, 25, 10), (10, 4, 4), (0.1, 25, 2), (0.1, 3, 1), (1.0, 7, 7)]
 )

@@ -197,6 +197,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
         if wrong := [name for name, is_set in alone.items() if is_set]:
             raise RunError(f"the buffered mode does not go with {wrong[0]}: leave one of them away")
+        if self.min_participants > self.buffer:
+            raise RunError(
+                f"min_participants is {self.min_participants}, but a buffer is full with {self.buffer} updates"
+            )
 
     def cohort_size(self, present: int) -> int:
         """How many updates a round waits for when ``present`` devices are there.

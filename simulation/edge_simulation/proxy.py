@@ -97,7 +97,7 @@ class Proxy:
         self.traffic: list[Traffic] = []
         """Of all connections so far, in the order in which they came."""
         self.done: Counter[str] = Counter()
-        """How many packets were doubled and reordered, and connections cut, and cut in a packet."""
+        """How many packets were doubled and reordered, and connections cut, and cut within a packet."""
         self._seed = seed
         self._on_publish = on_publish
         self._connections: set[_Connection] = set()
@@ -140,17 +140,18 @@ class Proxy:
 
         return self._call(cut())
 
-    def cut_within(self, client: str, direction: Direction, topic: str) -> int:
-        """Break each of these connections in the middle of its next PUBLISH on a topic ending in ``topic``.
+    def cut_within(self, client: str, direction: Direction, *, at_least: int = 0) -> int:
+        """Break each of these connections in the middle of its next PUBLISH of ``at_least`` bytes.
 
         Returns:
-            How many connections that may befall; ``done["cut within"]`` counts those that it has befallen.
+            How many connections that may befall; ``done["cut within up"]`` and ``done["cut within down"]``
+            count those that it has befallen.
         """
 
         async def arm() -> int:
             chosen = self._chosen(client)
             for connection in chosen:
-                connection.cut_within = direction, topic
+                connection.cut_within[direction] = at_least
             return len(chosen)
 
         return self._call(arm())
@@ -229,7 +230,8 @@ class _Connection:
     ) -> None:
         self.traffic = Traffic()
         self.stalled_until = 0.0
-        self.cut_within: tuple[Direction, str] | None = None
+        self.cut_within: dict[Direction, int] = {}
+        """By direction, from how many bytes on a PUBLISH is to be the last, and half of it."""
         self._proxy = proxy
         self._version = 4
         self._up = _Way("up", client[0], broker[1], random.Random(f"{seed}/up"))
@@ -291,9 +293,8 @@ class _Connection:
         self._proxy.arrived(self.traffic, way.direction, publish)
         if publish.id is not None:
             way.unacknowledged.add(publish.id)
-        direction, topic = self.cut_within or ("", "")
-        if direction == way.direction and publish.topic.endswith(topic):
-            self._proxy.done["cut within"] += 1
+        if len(packet) >= self.cut_within.get(way.direction, 1 << 62):
+            self._proxy.done[f"cut within {way.direction}"] += 1
             self._write(way, packet[: len(packet) // 2])
             return False
         if publish.qos < 2 and publish.topic:

@@ -165,6 +165,15 @@ def test_mosquitto_comes_back_on_its_port_with_its_retained_messages():
     assert not folder.exists()
 
 
+def test_mosquitto_tells_its_process_while_it_runs():
+    broker = MosquittoBroker()
+    assert broker.pid == 0
+    with broker:
+        os.kill(broker.pid, 0)
+        broker.stop()
+        assert broker.pid == 0
+
+
 def test_mosquitto_takes_more_configuration_and_names_what_it_refuses():
     with MosquittoBroker(extra_config="max_queued_messages 10") as broker:
         assert not refuses(broker.port)

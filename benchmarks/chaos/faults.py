@@ -1,0 +1,63 @@
+"""What is done to a fleet, and when: a plan drawn by a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of ``kind``, ``after`` seconds after the one before it.
+
+    ``victim`` is a service (``server``, ``broker``, ``d3``); empty where all are meant. A service is away, or
+    links are bad, for ``lasts`` seconds.
+    """
+
+    kind: str
+    victim: str
+    after: float
+    lasts: float
+
+
+KINDS: dict[str, tuple[str, float]] = {
+    "server killed": ("server", 2.0),
+    "broker killed": ("broker", 2.0),
+    "device killed": ("device", 3.0),
+    "server stopped": ("server", 5.0),
+    "broker stopped": ("broker", 5.0),
+    "device stopped": ("device", 8.0),
+    "link cut": ("client", 0.0),
+    "download cut": ("client", 0.0),
+    "upload cut": ("client", 0.0),
+    "links stalled": ("client", 5.0),
+    "messages delayed": ("", 4.0),
+    "messages doubled": ("", 4.0),
+    "messages reordered": ("", 4.0),
+}
+"""By kind whom it befalls, and the most seconds that it lasts. A client is the server or a device; its
+downloads and uploads are cut in the middle of a chunk."""
+
+FLEET_LOST = "fleet lost"
+"""All devices are killed at once, for longer than the grace of a run that repeats a round then."""
+
+
+def plan(devices: list[str], *, seed: list[int], pause: float, lost: float = 0.0) -> Iterator[Fault]:
+    """Faults without end: every kind once, in random order, then again in another.
+
+    Args:
+        pause: mean seconds between two faults.
+        lost: seconds for which all devices are away at once; 0 for a plan without that.
+    """
+    rng = np.random.default_rng(seed)
+    victims = {"server": ["server"], "broker": ["broker"], "device": devices, "": [""]}
+    victims["client"] = ["server", *devices]
+    kinds = [*KINDS, FLEET_LOST] if lost else list(KINDS)
+    while True:
+        for kind in rng.permutation(kinds):
+            whom, longest = KINDS.get(kind, ("", 0.0))
+            victim = str(rng.choice(victims[whom]))
+            lasts = lost if kind == FLEET_LOST else float(rng.uniform(0.1, 1.0) * longest)
+            yield Fault(str(kind), victim, float(rng.exponential(pause)), lasts)

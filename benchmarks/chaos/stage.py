@@ -1,0 +1,285 @@
+"""A fleet of real processes, and what may be done to it; what ends in failure is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+
+from chaos.faults import FLEET_LOST, Fault
+from chaos.material import shares
+from edge_sdk.data import save_npz
+from edge_sdk.protocol.messages import Receipt, decode_from_server
+from edge_simulation import child
+from edge_simulation.broker import MosquittoBroker
+from edge_simulation.proxy import Direction, Proxy, Rates
+
+FLEET = "chaos"
+CHUNK = 1000
+"""Bytes from which on a message is taken for a part of a model or an update."""
+AGAIN = 0.5
+"""Seconds after which a process that has failed is started again, as systemd would."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One command, kept running."""
+
+    name: str
+    arguments: list[str]
+    folder: Path
+    ends: Counter[str]
+    """Last words of those of its processes that have ended in failure by themselves."""
+    ended: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+    _down_until: float | None = 0.0
+    """None while it is held down or stopped by a fault."""
+    _stopped: bool = False
+
+    @property
+    def log(self) -> Path:
+        """What all its processes have said."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None and not self._stopped
+
+    def start(self) -> None:
+        """Start the command."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._down_until, self._stopped = 0.0, False
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                child.command(sys.executable, "edge_sdk.cli", self.arguments),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environment,
+            )
+
+    def look(self, now: float) -> None:
+        """Note that it has ended; start it again if it has failed."""
+        process = self._process
+        if process is None or self.ended or self._down_until is None:
+            return
+        if self._down_until:
+            if now >= self._down_until:
+                self.start()
+            return
+        status = process.poll()
+        if status == 0:
+            self.ended = True
+        elif status is not None:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            self.ends[f"{self.name} ({status}): {lines[-1] if lines else 'it said nothing'}"] += 1
+            self._down_until = now + AGAIN
+
+    def kill(self) -> None:
+        """End it as a power cut does; it stays down until :meth:`start`."""
+        self._down_until = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Let it stand still, until :meth:`go_on`."""
+        self._signal(signal.SIGSTOP)
+        self._stopped = True
+
+    def go_on(self) -> None:
+        """It was not dead."""
+        self._signal(signal.SIGCONT)
+        self._stopped = False
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+@dataclass(slots=True)
+class Stage:
+    """Broker, proxy, server and devices inside a ``with`` block.
+
+    Args:
+        folder: for all that they write.
+        bundle: file of what is trained.
+        serve: further options of the server.
+        device: further options of every device.
+    """
+
+    folder: Path
+    bundle: Path
+    devices: int
+    serve: Sequence[str]
+    device: Sequence[str]
+    seed: int
+    receipts: list[tuple[Direction, str, Receipt]] = field(default_factory=list, init=False)
+    """Every receipt as it came from the server and as it went to its device, with the device's id."""
+    ends: Counter[str] = field(default_factory=Counter, init=False)
+    _done: Counter[str] = field(default_factory=Counter, init=False)
+    server: Service = field(init=False)
+    fleet: dict[str, Service] = field(default_factory=dict, init=False)
+    proxy: Proxy = field(init=False)
+    _broker: MosquittoBroker = field(init=False)
+    _broker_is_well: bool = field(default=True, init=False)
+    _undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list, init=False)
+
+    def __enter__(self) -> Stage:
+        self.folder.mkdir(parents=True)
+        self._broker = MosquittoBroker()
+        try:
+            self._broker.start()
+            self.proxy = Proxy(self._broker.url, seed=self.seed, on_publish=self._on_publish)
+            self.proxy.__enter__()
+            reached = ["--broker", self.proxy.url, "--fleet", FLEET]
+            arguments = ["serve", *reached, "--bundle", str(self.bundle.resolve()), "--work-dir", "server"]
+            arguments += ["--keep-updates", "--batch-size", "8", *self.serve]
+            self.server = self._service("server", arguments)
+            for name, share in shares(self.devices).items():
+                save_npz(self.folder / f"{name}.npz", share)
+                arguments = ["device", *reached, "--id", name, "--data", f"{name}.npz"]
+                arguments += ["--work-dir", f"{name}-work", "--threads", "1", *self.device]
+                self.fleet[name] = self._service(name, arguments)
+            for service in self._services():
+                service.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all, at once."""
+        for service in self._services():
+            service.kill()
+        if hasattr(self, "proxy"):
+            self.proxy.__exit__(None, None, None)
+        self._resume_broker()
+        self._broker.close()
+
+    def _service(self, name: str, arguments: list[str]) -> Service:
+        return Service(name, arguments, self.folder, self.ends)
+
+    def _services(self) -> list[Service]:
+        return [*([self.server] if hasattr(self, "server") else []), *self.fleet.values()]
+
+    def wait(self, seconds: float) -> bool:
+        """Keep all running for ``seconds``; True as soon as the server has ended well."""
+        until = time.monotonic() + seconds
+        while not self.server.ended and (now := time.monotonic()) < until:
+            for due, undo in [entry for entry in self._undo if entry[0] <= now]:
+                self._undo.remove((due, undo))
+                undo()
+            for service in self._services():
+                service.look(now)
+            time.sleep(0.02)
+        return self.server.ended
+
+    def heal(self) -> None:
+        """End all faults that are going on."""
+        for _, undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def befall(self, fault: Fault) -> None:
+        """Let ``fault`` happen, if its victim is well; what it does is undone in time."""
+        undo = self._do(fault)
+        if undo is not None:
+            self._done[fault.kind] += 1
+            self._undo.append((time.monotonic() + fault.lasts, undo))
+
+    @property
+    def done(self) -> Counter[str]:
+        """How many faults have happened, by kind."""
+        cuts = {
+            "download cut": self.proxy.done["cut within down"],
+            "upload cut": self.proxy.done["cut within up"],
+        }
+        return self._done + Counter(cuts)
+
+    def _do(self, fault: Fault) -> Callable[[], None] | None:
+        """Begin a fault; what ends it, or None if it does not happen, or not now."""
+        kind, victim = fault.kind, fault.victim
+        if kind == FLEET_LOST:
+            return self._lose_fleet()
+        if victim == "broker":
+            return self._harm_broker(kind)
+        if kind.startswith("messages"):
+            return self._disturb(kind)
+        service = self.server if victim == "server" else self.fleet[victim]
+        client = f"edge-server-{FLEET}-" if victim == "server" else f"edge-{victim}-"
+        if not service.is_well:
+            return None
+        if kind.endswith("killed"):
+            service.kill()
+            return service.start
+        if kind.endswith("stopped"):
+            service.stop()
+            return service.go_on
+        if kind in ("download cut", "upload cut"):
+            # It happens with the next chunk.
+            self.proxy.cut_within(client, "up" if kind == "upload cut" else "down", at_least=CHUNK)
+            return None
+        happens = self.proxy.cut(client) if kind == "link cut" else self.proxy.stall(fault.lasts, client)
+        return (lambda: None) if happens else None
+
+    def _lose_fleet(self) -> Callable[[], None] | None:
+        lost = [service for service in self.fleet.values() if service.is_well]
+        for service in lost:
+            service.kill()
+
+        def start() -> None:
+            for service in lost:
+                service.start()
+
+        return start if lost else None
+
+    def _harm_broker(self, kind: str) -> Callable[[], None] | None:
+        if not self._broker_is_well:
+            return None
+        self._broker_is_well = False
+        if kind == "broker stopped":
+            os.kill(self._broker.pid, signal.SIGSTOP)
+            return self._resume_broker
+        self._broker.stop(kill=True)
+
+        def start() -> None:
+            self._broker.start()
+            self._broker_is_well = True
+
+        return start
+
+    def _resume_broker(self) -> None:
+        if self._broker.pid:
+            os.kill(self._broker.pid, signal.SIGCONT)
+        self._broker_is_well = True
+
+    def _disturb(self, kind: str) -> Callable[[], None]:
+        field_of = {"doubled": "duplicate", "reordered": "reorder", "delayed": "delay"}[kind.split()[1]]
+        self.proxy.rates = replace(self.proxy.rates, **{field_of: 0.3})
+
+        def end() -> None:
+            self.proxy.rates = replace(self.proxy.rates, **{field_of: getattr(Rates(), field_of)})
+
+        return end
+
+    def _on_publish(self, _client: str, direction: Direction, topic: str, payload: bytes) -> None:
+        """In the proxy's thread."""
+        if topic.endswith("/receipt"):
+            receipt = decode_from_server("receipt", payload)
+            assert isinstance(receipt, Receipt)
+            self.receipts.append((direction, topic.split("/")[-2], receipt))

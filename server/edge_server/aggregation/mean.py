@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_sdk.errors import RunError
 from edge_sdk.manifest import Rule
+from edge_sdk.noise import FINENESS
 from edge_sdk.tensors import Array, Tensors, TensorSpec
 
 HEADROOM = 62
@@ -35,15 +36,16 @@ class Precision:
     exponents: Mapping[str, int]
 
 
-def plan_precision(bounds: Mapping[str, int], *, largest_total: int) -> Precision:
+def plan_precision(bounds: Mapping[str, int], *, largest_total: int, noise: float = 0.0) -> Precision:
     """Choose the finest exponents that cannot overflow.
 
     Args:
         bounds: by rule, base-2 logarithm of the largest magnitude.
         largest_total: the largest Σ n_k that a round may have.
+        noise: standard deviation of what is added to the sum of trainable tensors, 0 for nothing.
 
     Raises:
-        RunError: a bound leaves fewer than 16 fractional bits.
+        RunError: a bound, or the noise, leaves fewer than 16 fractional bits.
 
     >>> plan_precision({"mean": 6}, largest_total=10 << 17).exponents["mean"]
     34
@@ -59,6 +61,14 @@ def plan_precision(bounds: Mapping[str, int], *, largest_total: int) -> Precisio
                 f"fractional bits, fewer than {MIN_EXPONENT}: lower the bound or max_examples"
             )
         exponents[rule] = min(exponent, MAX_EXPONENT)
+    if noise:
+        exponent = FINENESS - math.ceil(math.log2(noise))
+        if exponent < MIN_EXPONENT:
+            raise RunError(
+                f"noise of deviation {noise:g} leaves {exponent} fractional bits, fewer than "
+                f"{MIN_EXPONENT}: lower noise_multiplier or max_norm"
+            )
+        exponents["mean"] = min(exponents["mean"], exponent)
     return Precision(dict(bounds), exponents)
 
 

@@ -199,7 +199,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(f"the buffered mode does not go with {wrong[0]}: leave one of them away")
         if self.min_participants > self.buffer:
             raise RunError(
-                f"min_participants is {self.min_participants}, but a buffer is full with {self.buffer} updates"
+                f"min_participants is {self.min_participants}, but a buffer is full with {self.buffer}: lower it"
             )
 
     def cohort_size(self, present: int) -> int:

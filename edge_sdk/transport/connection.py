@@ -46,13 +46,14 @@ _FIXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Where the broker is, and who we are to it."""
+    """Where the broker is, and who we are to it; ``certified`` if by a certificate of our own."""
 
     host: str
     port: int
     context: ssl.SSLContext | None
     username: str | None
     password: str | None
+    certified: bool
     keepalive: int
 
 
@@ -168,10 +169,12 @@ class Connection:
         """Carry messages until the connection ends; returns why it has."""
         client = self._client
         assert client is not None
-        while self._reason is None:
-            self._step(client, _STEP)
+        try:
+            while self._reason is None:
+                self._step(client, _STEP)
+        finally:
+            self._shut()
         self.held = time.monotonic() - self._opened
-        self._shut()
         for code, count in self._refused.items():
             if count > 1:
                 logger.warning("the broker has refused %d messages (reason code %d)", count, code)
@@ -219,19 +222,19 @@ class Connection:
     def publish(self, topic: str, payload: bytes, *, retain: bool, patience: float) -> None:
         """Queue a message; dropped if the connection ends before there is a place for it."""
         try:
-            free = self.outstanding.reserve(patience)
+            number = self.outstanding.reserve(topic, len(topic) + len(payload), patience)
         except StalledError:
             self.end(f"it acknowledges nothing for {patience:.0f} s")
             return
         client = self._client
-        if not free or client is None:
+        if number is None or client is None:
             return
         try:
             info = client.publish(topic, payload, qos=1, retain=retain)
         except ValueError:
-            self.outstanding.give_up()
+            self.outstanding.give_up(number)
             raise
-        self.outstanding.sent(info.mid, topic, len(topic) + len(payload))
+        self.outstanding.sent(number, info.mid)
 
     def subscribe(self, patterns: Iterable[str]) -> None:
         """Subscribe to some topics at QoS 1."""

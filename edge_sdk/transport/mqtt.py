@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from edge_sdk.errors import BrokerError, ProtocolError
 from edge_sdk.transport import tls
 from edge_sdk.transport.connection import Account, Connection, RefusedConnection
 from edge_sdk.transport.events import Connected, Disconnected, Event, Transport, Will
+from edge_sdk.transport.failures import FINAL, failure_of
 from edge_sdk.transport.inbox import Inbox
 from edge_sdk.transport.outstanding import Limit, Outstanding
 from edge_sdk.transport.pauses import Pauses
@@ -34,16 +33,11 @@ KEEPALIVE = 20
 MAX_OUTSTANDING = 256
 """Messages that may wait for their PUBACK before ``publish`` waits too."""
 
-# Reason codes of a CONNACK. Neither time nor another version cures the first: bad client id, bad login, not
-# authorised, banned, bad authentication, bad topic of the will.
-_FINAL = {133, 134, 135, 138, 140, 144}
-_LOGIN = {134, 135}
+# Reason codes of a CONNACK: of another version; and unavailable, busy, over its quota, asked too often.
 _OTHER_VERSION = 132
-# Unavailable, busy, over its quota, or asked too often.
 _BUSY = {136, 137, 151, 159}
 
 _FALLBACK_AFTER = 3.0
-_PROBE = 3.0
 _AGAIN = 10.0
 """Seconds that an attempt to connect anew may take."""
 _LAST = 5.0
@@ -65,14 +59,6 @@ class Credentials:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why there is no connection: to who asked for one, and as an event."""
-
-    sentence: str
-    event: Disconnected
 
 
 class MqttTransport(Transport):
@@ -99,19 +85,19 @@ class MqttTransport(Transport):
         max_payload: int = MAX_PAYLOAD,
         patience: float = 30.0,
     ) -> None:
-        host, port, encrypted, self._credentials = _parse(url, credentials or Credentials())
-        files = (self._credentials.ca, self._credentials.cert, self._credentials.key)
+        host, port, encrypted, login = _parse(url, credentials or Credentials())
+        files = (login.ca, login.cert, login.key)
         if not encrypted and any(files):
             raise BrokerError("certificates are given, but mqtt:// does not use them: write mqtts://")
         self._account = Account(
             host=host,
             port=port,
             context=tls.make_context(*files) if encrypted else None,
-            username=self._credentials.username,
-            password=self._credentials.password,
+            username=login.username,
+            password=login.password,
+            certified=login.cert is not None,
             keepalive=KEEPALIVE,
         )
-        self._broker = f"the broker at {host}:{port}"
         self._name = name
         self._own_limit = self._max_payload = max_payload
         self._patience = patience
@@ -153,7 +139,7 @@ class MqttTransport(Transport):
         over = threading.Event()
         connection = self._open_first(time.monotonic() + timeout)
         self._over = over
-        self._attach(connection)
+        self._attach(connection, over)
         self._start(connection, over)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -211,7 +197,8 @@ class MqttTransport(Transport):
         if thread is None:
             return
         self._over.set()
-        connection = self._connection
+        with self._lock:
+            connection = self._connection
         if connection is not None:
             connection.outstanding.drain(_LAST)
             connection.say_goodbye()
@@ -250,15 +237,18 @@ class MqttTransport(Transport):
         try:
             return self._open(MQTTProtocolVersion.MQTTv5, deadline, _FALLBACK_AFTER)
         except (OSError, ValueError, RefusedConnection) as error:
-            if not isinstance(error, RefusedConnection) or error.code in _FINAL:
-                raise BrokerError(self._failure(error, deadline).sentence) from None
+            if not isinstance(error, RefusedConnection) or error.code in FINAL:
+                raise BrokerError(failure_of(error, self._account, deadline).sentence) from None
         try:
             return self._open(MQTTProtocolVersion.MQTTv311, deadline, math.inf)
         except (OSError, ValueError, RefusedConnection) as error:
-            raise BrokerError(self._failure(error, deadline).sentence) from None
+            raise BrokerError(failure_of(error, self._account, deadline).sentence) from None
 
-    def _attach(self, connection: Connection) -> None:
+    def _attach(self, connection: Connection, over: threading.Event) -> None:
         with self._lock:
+            if over.is_set():
+                connection.end("closed by this program")
+                return
             self._connection = connection
             connection.subscribe(self._patterns)
         self._inbox.put(Connected())
@@ -279,7 +269,7 @@ class MqttTransport(Transport):
     def _keep(self, connection: Connection | None, inbox: Inbox, over: threading.Event) -> None:
         """Carry a connection to its end and make it anew, until this transport is closed."""
         pauses, told = Pauses(), ""
-        while not over.is_set():
+        while connection is not None or not over.is_set():
             if connection is not None:
                 told = connection.run()
                 self._lose(connection)
@@ -301,68 +291,14 @@ class MqttTransport(Transport):
                     pauses.busy()
                 elif code == _OTHER_VERSION:
                     self._version = MQTTProtocolVersion.MQTTv311
-                event = self._failure(error, time.monotonic() + _PROBE).event
+                event = failure_of(error, self._account, time.monotonic() + _AGAIN).event
                 if event.fatal:
                     over.set()
                 if event.reason != told:
                     told = event.reason
                     inbox.put(event)
                 continue
-            if over.is_set():
-                connection.end("closed by this program")
-                connection.run()
-                return
-            self._attach(connection)
-
-    # What is said of a failure.
-
-    def _failure(self, error: Exception, deadline: float) -> _Failure:
-        if isinstance(error, RefusedConnection):
-            # Where the broker refuses our certificate, it hangs up in place of a CONNACK.
-            fault = self._probe(deadline) if error.hung_up else None
-            if fault is not None:
-                return self._untrusted(fault)
-            hint = ""
-            if error.code in _LOGIN:
-                hint = f": {self._login_hint()}"
-            elif error.hung_up and self._account.context is None:
-                hint = "; is this its port for TLS, mqtts://?"
-            reason = f"{error}{hint}"
-            event = Disconnected(reason, fatal=error.code in _FINAL)
-            return _Failure(f"{self._broker} refuses the connection: {reason}", event)
-        if not isinstance(error, OSError | ValueError):
-            logger.error("an attempt to connect has failed", exc_info=error)
-            reason = f"{type(error).__name__} in this program: {error}"
-            return _Failure(reason, Disconnected(reason))
-        fault = tls.fault_of(error) if isinstance(error, ssl.SSLError) else None
-        if fault is not None:
-            return self._untrusted(fault)
-        there = not isinstance(error, ConnectionRefusedError | socket.gaierror)
-        hint = ", and is this its port for TLS?" if self._account.context is not None and there else "?"
-        reason = f"no broker at {self._account.host}:{self._account.port} ({error}); is it running{hint}"
-        return _Failure(reason, Disconnected(reason))
-
-    def _untrusted(self, fault: tls.Fault) -> _Failure:
-        if fault.ours:
-            sentence = f"{self._broker} refuses the connection: {fault.reason}"
-            return _Failure(sentence, Disconnected(fault.reason, fatal=True))
-        # The broker's own fault may be mended there.
-        sentence = f"{self._broker} cannot be trusted: {fault.reason}"
-        return _Failure(sentence, Disconnected(sentence))
-
-    def _probe(self, deadline: float) -> tls.Fault | None:
-        if self._account.context is None:
-            return None
-        timeout = max(min(deadline - time.monotonic(), _PROBE), 1.0)
-        return tls.probe(self._account.context, self._account.host, self._account.port, timeout=timeout)
-
-    def _login_hint(self) -> str:
-        if self._credentials.username is not None:
-            user = repr(self._credentials.username)
-            return f"check user {user} and the password (--username, --password-file)"
-        if self._credentials.cert is not None:
-            return "it takes no user of the common name in --cert, or wants a login too"
-        return "it wants a login: give --username and --password-file"
+            self._attach(connection, over)
 
 
 def login_of(url: str, credentials: Credentials | None) -> str | None:

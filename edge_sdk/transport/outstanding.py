@@ -32,10 +32,11 @@ class Outstanding:
     def __init__(self, most: int) -> None:
         self._most = most
         self._changed = threading.Condition()
-        self._taken = 0
-        self._sent: dict[int, Message] = {}
+        self._messages: dict[int, Message] = {}
+        self._numbers: dict[int, int] = {}
         # A PUBACK may come before its publisher has noted what was sent.
         self._early: set[int] = set()
+        self._next = 0
         self._last = time.monotonic()
         self._ended = False
         self.largest_taken = 0
@@ -43,41 +44,46 @@ class Outstanding:
     @property
     def room(self) -> int:
         """Messages that may be published now without a wait."""
-        return max(self._most - self._taken, 0)
+        return max(self._most - len(self._messages), 0)
 
     def bound(self, most: int) -> None:
         """Let fewer be outstanding; called before the first."""
         self._most = most
 
-    def reserve(self, patience: float) -> bool:
-        """Wait for a place; False if the connection has ended.
+    def reserve(self, topic: str, size: int, patience: float) -> int | None:
+        """Wait for a place for a message; its number, or None if the connection has ended.
 
         Raises:
             StalledError: the broker has acknowledged nothing for ``patience`` seconds.
         """
         with self._changed:
             begun = time.monotonic()
-            while self._taken >= self._most and not self._ended:
+            while len(self._messages) >= self._most and not self._ended:
                 left = max(self._last, begun) + patience - time.monotonic()
                 if left <= 0:
                     raise StalledError
                 self._changed.wait(left)
-            self._taken += 1
-            return not self._ended
+            if self._ended:
+                return None
+            self._next += 1
+            self._messages[self._next] = Message(topic, size, time.monotonic())
+            return self._next
 
-    def give_up(self) -> None:
+    def give_up(self, number: int) -> None:
         """Return a place in which nothing was sent."""
         with self._changed:
-            self._taken -= 1
+            self._messages.pop(number)
             self._changed.notify()
 
-    def sent(self, mid: int, topic: str, size: int) -> None:
-        """Note what was sent in the place."""
+    def sent(self, number: int, mid: int) -> None:
+        """The message has been handed over, as ``mid``."""
         with self._changed:
-            if mid in self._early:
-                self._early.discard(mid)
-            else:
-                self._sent[mid] = Message(topic, size, time.monotonic())
+            if mid not in self._early:
+                self._numbers[mid] = number
+                return
+            self._early.discard(mid)
+            self._messages.pop(number)
+            self._changed.notify()
 
     def acknowledged(self, mid: int, *, taken: bool) -> str:
         """A PUBACK has come; returns the topic, empty if it is not known yet.
@@ -86,13 +92,12 @@ class Outstanding:
             taken: the broker has not refused the message.
         """
         with self._changed:
-            self._taken -= 1
             self._last = time.monotonic()
-            self._changed.notify()
-            message = self._sent.pop(mid, None)
-            if message is None:
+            if mid not in self._numbers:
                 self._early.add(mid)
                 return ""
+            message = self._messages.pop(self._numbers.pop(mid))
+            self._changed.notify()
             if taken:
                 self.largest_taken = max(self.largest_taken, message.size)
             return message.topic
@@ -106,12 +111,12 @@ class Outstanding:
     def drain(self, timeout: float) -> None:
         """Wait until all is acknowledged or the connection has ended, at most ``timeout`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._ended, timeout)
+            self._changed.wait_for(lambda: not self._messages or self._ended, timeout)
 
     def unacknowledged(self) -> list[Message]:
-        """What was sent and not acknowledged."""
+        """What was published and not acknowledged, the oldest first."""
         with self._changed:
-            return list(self._sent.values())
+            return list(self._messages.values())
 
 
 class Limit:

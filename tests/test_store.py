@@ -116,7 +116,7 @@ def test_a_store_of_another_schema_is_refused_and_given_back(store, tmp_path):
     with sqlite3.connect(tmp_path / "run" / "edge.sqlite") as database:
         database.execute("UPDATE meta SET schema = 99")
     for _ in range(2):
-        with pytest.raises(RunError, match="schema 99, this server reads 2") as error:
+        with pytest.raises(RunError, match="schema 99, this server reads 3") as error:
             Store(tmp_path / "run")
         assert "new --work-dir" in str(error.value)
 

@@ -16,6 +16,8 @@ from edge_sdk.protocol import CHUNK_BYTES, check_id
 from edge_sdk.protocol.messages import Fact
 from edge_sdk.runtime import Optimiser
 from edge_server.aggregation import (
+    Noise,
+    NoisySum,
     Precision,
     RobustMean,
     Strategy,
@@ -85,6 +87,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             round's updates in memory.
         max_norm: largest L2 norm of an update's trainable part, 0 for no bound; one that is longer is
             refused, or clipped, as ``over_norm`` says.
+        noise_multiplier: z, by which Gaussian noise of deviation z · ``max_norm`` is added to the sum of the
+            clipped updates, 0 for none. Every update then counts once, and the divisor is the number that
+            was wanted. ``delta`` is the δ for which a round's line states ε; take less than one over the
+            number of devices.
         codec: how updates travel: ``fp32``, ``fp16``, or ``int8`` with a scale a channel, rounded at random,
             where each update makes up for what the one before it lost.
         compression: of updates, ``none`` or ``zstd``.
@@ -142,6 +148,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
     max_norm: Annotated[float, Meta(ge=0)] = 0.0
     over_norm: Literal["refuse", "clip"] = "refuse"
+    noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
     codec: Literal["fp32", "fp16", "int8"] = "fp32"
     compression: Literal["none", "zstd"] = "none"
     max_examples: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 17
@@ -176,6 +184,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError("fedprox without a proximal term is fedavg: give proximal")
         if self.mode == "buffered":
             self._check_buffered()
+        if self.noise_multiplier:
+            self._check_noisy()
         if self.chain and self.over_selection > 1:
             raise RunError("over_selection asks more devices than a round waits for; a chain waits for all")
         if (self.covariance == "low_rank") != bool(self.covariance_rank):
@@ -201,6 +211,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(
                 f"min_participants is {self.min_participants}, but a buffer is full with {self.buffer}: lower it"
             )
+
+    def _check_noisy(self) -> None:
+        if not self.max_norm or self.over_norm != "clip":
+            raise RunError("noise hides only what is clipped: give max_norm, and clip for over_norm")
+        alone = {
+            "the buffered mode": self.mode == "buffered",
+            "chain": self.chain > 0,
+            "a robust aggregation": self.aggregation != "mean",
+            f"the codec {self.codec}": self.codec != "fp32",
+            # What devices say of their data would shape the models past the noise.
+            "grouped selection": self.selection == "grouped",
+            "augmentation": self.augmentation > 0,
+            "calibration": self.calibration != "none",
+        }
+        if wrong := [name for name, is_set in alone.items() if is_set]:
+            raise RunError(f"noise does not go with {wrong[0]}: leave one of them away")
 
     def cohort_size(self, present: int) -> int:
         """How many updates a round waits for when ``present`` devices are there.
@@ -247,15 +273,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def precision(self, cohort: int) -> Precision:
         """The fixed-point plan of a round with ``cohort`` updates; RunError if it would overflow."""
         bounds = {"mean": 6, "statistic": 16, "counter": 40} | {str(r): b for r, b in self.bounds.items()}
-        return plan_precision(bounds, largest_total=self.max_examples * cohort * self.unit)
+        noise = self.noise_multiplier * self.max_norm
+        return plan_precision(bounds, largest_total=self.max_examples * cohort * self.unit, noise=noise)
 
     @property
     def unit(self) -> int:
         """Parts into which the weight of an update is divided."""
         return STALENESS_UNIT if self.mode == "buffered" else 1
 
-    def make_sum(self, manifest: Manifest, precision: Precision) -> WeightedSum | RobustMean:
-        """What a round's updates are added to."""
+    def make_sum(
+        self, manifest: Manifest, precision: Precision, *, wanted: int = 0, noise_seed: bytes | None = None
+    ) -> WeightedSum | RobustMean | NoisySum:
+        """What a round's updates are added to.
+
+        Args:
+            wanted: how many of them a round with noise waits for.
+            noise_seed: what that noise is drawn from.
+        """
+        if noise_seed is not None:
+            noise = Noise(self.noise_multiplier, self.max_norm, noise_seed)
+            return NoisySum(manifest.specs, manifest.rules, precision, noise=noise, wanted=wanted)
         if self.aggregation == "mean":
             return WeightedSum(manifest.specs, manifest.rules, precision, unit=self.unit)
         return RobustMean(manifest.rules, self.aggregation, trim=self.trim)

@@ -28,6 +28,7 @@ from edge_server.feature_statistics import FeatureStatistics, calibrated
 from edge_server.fleet import JITTER, Fleet
 from edge_server.mediators import chains
 from edge_server.phases import Event, Phase, next_phase
+from edge_server.privacy import Spent
 from edge_server.publication import Publication
 from edge_server.rounds import Assessment, RoundResult, TrainingRound
 from edge_server.rows import RoundRow, RunRow
@@ -79,6 +80,7 @@ class Coordinator:
     _round: TrainingRound | None = field(default=None, init=False)
     _described: tuple[int, bool] | None = field(default=None, init=False)
     _statistics: FeatureStatistics | None = field(default=None, init=False)
+    _spent: Spent = field(init=False)
     _earlier: list[tuple[BufferedRound, Future[Evaluation] | None, float]] = field(
         default_factory=list, init=False
     )
@@ -93,6 +95,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         manifest, config = self.bundle.manifest, self.run.config
         self._known = Descriptions.restore(self.store, self.run, self.bundle)
+        self._spent = Spent.restore(self.store, self.run)
         self._fleet = Fleet(
             transport=self.transport,
             store=self.store,
@@ -352,6 +355,7 @@ class Coordinator:
         done = self._training()
         self._fleet.call_off("the round is complete")
         self._adopt(done.row, self.run.config.make_strategy().apply(self._state, done.mean()))
+        self._spent.add(done.cohort.accepted)
         self._seconds = now - done.began
         self._progress_at, self._repeats = now, 0
         self._fire(Event.COHORT_COMPLETE)
@@ -443,6 +447,7 @@ class Coordinator:
     def _conclude(self, evaluation: Evaluation | None) -> None:
         done = self._statistics or self._training()
         result = done.result(evaluation, model_bytes=self._fleet.model.size, seconds=self._seconds)
+        result = replace(result, epsilon=self._spent.epsilon)
         self.store.set_figures(done.row, result.to_dict())
         self.last_evaluation, self._evaluating = evaluation, None
         last, config = self.run.round >= self.run.config.rounds, self.run.config

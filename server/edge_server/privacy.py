@@ -12,6 +12,8 @@ from typing import Any
 
 from edge_sdk.errors import RunError
 from edge_sdk.manifest import Manifest
+from edge_server.rows import RunRow
+from edge_server.store import Store
 
 
 def check_noise(manifest: Manifest) -> None:
@@ -57,6 +59,15 @@ class Spent:
     def __init__(self, multiplier: float, delta: float) -> None:
         self._multiplier, self._delta = multiplier, delta
         self._rounds = Counter[str]()
+
+    @classmethod
+    def restore(cls, store: Store, run: RunRow) -> Spent:
+        """As the store has it."""
+        spent = cls(run.config.noise_multiplier, run.config.delta)
+        for row in store.rounds(run.id) if run.config.noise_multiplier else []:
+            if row.status == "aggregated":
+                spent.add(result.device for result in store.results(row))
+        return spent
 
     def add(self, devices: Iterable[str]) -> None:
         """Note the devices of a round that has become a model, each once."""

@@ -6,6 +6,7 @@ here once more from its definition.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -121,7 +122,9 @@ def _step(
             advances = [-update[name] for update, _ in updates]
             new_weights[name] = weights[name] + _advance(config, advances)
             continue
-        if config["aggregation"] == "mean":
+        if row.noise_seed is not None:
+            delta = _noisy(bundle, config, row, name, [update[name] for update, _ in updates])
+        elif config["aggregation"] == "mean":
             unit = _share(config, 0)
             delta = _mean([(update[name], n) for update, n in updates], shares, unit, row.exponents[rule])
         else:
@@ -154,6 +157,25 @@ def _advance(config: dict[str, Any], advances: list[Array]) -> Array:
         return largest
     middle: Array = np.sort(np.stack(advances), axis=0)[(len(advances) - 1) // 2]
     return np.asarray(middle)
+
+
+def _noisy(bundle: Bundle, config: dict[str, Any], row: RoundRow, name: str, updates: list[Array]) -> Array:
+    """(Σ round(Δ·2^e) + round(σ·g)) / (2^e · wanted), g by Box and Muller from SHAKE-256 of seed and name."""
+    assert row.noise_seed is not None
+    scale, shape = 2.0 ** row.exponents["mean"], updates[0].shape
+    values = sum(math.prod(parameter.shape) for parameter in bundle.manifest.parameters)
+    norm = config["max_norm"] * scale
+    sigma = config["noise_multiplier"] * (norm * (1.0 + 2.0**-20) + math.sqrt(values))
+    total = np.zeros(shape, object)
+    for update in updates:
+        total = total + np.rint(update.astype(np.float64) * scale).astype(object)
+    words = hashlib.shake_256(row.noise_seed + name.encode()).digest(16 * total.size)
+    draws = (np.frombuffer(words, "<u8") // np.uint64(2048)).astype(np.float64)
+    first, second = draws[: total.size], draws[total.size :]
+    root = np.sqrt(-2.0 * np.log((first + 1.0) / 2.0**53))
+    normal = root * np.cos(second * (2.0 * math.pi / 2.0**53))
+    total = total + np.rint(sigma * normal).astype(object).reshape(shape)
+    return np.asarray(total.astype(np.float64) / (scale * row.wanted))
 
 
 def _middle(config: dict[str, Any], updates: list[Array]) -> Array:

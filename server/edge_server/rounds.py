@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from edge_sdk.errors import ProtocolError
 from edge_sdk.protocol.messages import Augmentation, Report, number, to_number
 from edge_sdk.update import check_update
 from edge_sdk.work import SAFETENSORS_OVERHEAD
-from edge_server.aggregation import MeanUpdate, Precision, RobustMean, WeightedSum, bound_norm
+from edge_server.aggregation import MeanUpdate, NoisySum, Precision, RobustMean, WeightedSum, bound_norm
 from edge_server.assignment import Assignment
 from edge_server.cohort import Cohort, Standing
 from edge_server.evaluation import Evaluation
@@ -37,6 +38,8 @@ class RoundResult:
         chains: mediators, 0 without.
         divergence: mean KL divergence of the mediators' labels from uniform, in nats; None without.
         calibrated: whether this is the model that calibration has made after the last round.
+        epsilon: ε, for the run's ``delta``, of the device that has had a part in the most models so far;
+            None without noise.
     """
 
     round: int
@@ -51,6 +54,7 @@ class RoundResult:
     chains: int = 0
     divergence: float | None = None
     calibrated: bool = False
+    epsilon: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -66,7 +70,7 @@ class TrainingRound(Assignment):
 
     row: RoundRow
     precision: Precision
-    total: WeightedSum | RobustMean
+    total: WeightedSum | RobustMean | NoisySum
     augment: Callable[[str], Augmentation | None] = lambda _: None
 
     @classmethod
@@ -95,7 +99,9 @@ class TrainingRound(Assignment):
             bundle=bundle,
             began=now,
             precision=precision,
-            total=run.config.make_sum(bundle.manifest, precision),
+            total=run.config.make_sum(
+                bundle.manifest, precision, wanted=row.wanted, noise_seed=row.noise_seed
+            ),
         )
 
     def details(self, device: str) -> Mapping[str, Any]:
@@ -185,6 +191,7 @@ def round_row(
         model_before=run.model,
         model_after=None,
         figures=None,
+        noise_seed=secrets.token_bytes(32) if run.config.noise_multiplier else None,
     )
 
 

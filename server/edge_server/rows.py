@@ -59,6 +59,7 @@ class RoundRow:
     """One attempt at a round, or at the calibration after the last one (of kind ``statistics``).
 
     ``status`` is ``open``, ``aggregated`` or ``repeated``; ``chains`` is empty where there are no mediators.
+    ``noise_seed`` is what the noise is drawn from; None without noise.
     """
 
     run: str
@@ -73,6 +74,7 @@ class RoundRow:
     model_before: str
     model_after: str | None
     figures: dict[str, Any] | None
+    noise_seed: bytes | None = None
 
 
 Key: TypeAlias = RoundRow | WorkKey | messages.Key

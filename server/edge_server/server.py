@@ -21,6 +21,7 @@ from edge_server.config import RunConfig
 from edge_server.coordinator import Coordinator
 from edge_server.evaluation import Evaluation, Evaluator
 from edge_server.phases import Phase
+from edge_server.privacy import check_noise
 from edge_server.rounds import RoundResult
 from edge_server.rows import RunRow
 from edge_server.store import Store
@@ -98,6 +99,8 @@ class Server:
             raise RunError("grouping needs scikit-learn: pip install 'edge-sdk-fl[server]'")
         if config.calibration != "none":
             _check_statistics_size(config, self._bundle.manifest)
+        if config.noise_multiplier:
+            check_noise(self._bundle.manifest)
         if config.augmentation and self._bundle.manifest.classes > MOST_CLASSES:
             raise RunError(f"augmentation is for at most {MOST_CLASSES} classes: set it to 0")
         self._transport = (

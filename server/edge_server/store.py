@@ -24,7 +24,7 @@ from edge_sdk.tensors import sha256
 from edge_server.config import RunConfig
 from edge_server.rows import AcceptedResult, Key, RoundRow, RunRow, WorkKey
 
-SCHEMA = 2
+SCHEMA = 3
 
 _tables = sa.MetaData()
 _meta = sa.Table("meta", _tables, sa.Column("schema", sa.Integer, primary_key=True))
@@ -63,6 +63,7 @@ _rounds = sa.Table(
     sa.Column("model_before", sa.String(64), nullable=False),
     sa.Column("model_after", sa.String(64)),
     sa.Column("figures", sa.LargeBinary),
+    sa.Column("noise_seed", sa.LargeBinary),
 )
 _results = sa.Table(
     "results",
@@ -200,6 +201,7 @@ class Store:
             "chains": msgspec.json.encode(row.chains),
             "exponents": msgspec.json.encode(row.exponents),
             "model_before": row.model_before,
+            "noise_seed": row.noise_seed,
         }
         with self._transaction() as connection:
             connection.execute(sa.insert(_rounds).values(values))
@@ -491,6 +493,7 @@ def _round_row(row: sa.Row[Any]) -> RoundRow:
         model_before=row.model_before,
         model_after=row.model_after,
         figures=msgspec.json.decode(row.figures) if row.figures else None,
+        noise_seed=bytes(row.noise_seed) if row.noise_seed else None,
     )
 
 

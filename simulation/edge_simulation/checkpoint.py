@@ -31,17 +31,19 @@ class Checkpoint:
         fleet: whose run it is; another bundle, other settings or data of other sizes are another run.
 
     Raises:
-        RunError: the devices keep a momentum of their own, which the file does not hold.
+        RunError: the devices keep a momentum of their own, or ε counts their rounds, which the file does
+            not hold.
     """
 
     path: Path
     fleet: Devices
 
     def __post_init__(self) -> None:
-        if self.fleet.config.keep_momentum or self.fleet.config.codec != "fp32":
+        config = self.fleet.config
+        if config.keep_momentum or config.codec != "fp32" or config.noise_multiplier:
             raise RunError(
-                "a checkpoint does not hold what devices keep between rounds: leave it, or keep_momentum and "
-                "codec, away"
+                "a checkpoint does not hold what is kept of devices between rounds: leave it, or "
+                "keep_momentum, codec and noise_multiplier, away"
             )
 
     def load(self, strategy: Strategy) -> tuple[State, list[RoundResult]] | None:

@@ -21,6 +21,7 @@ from edge_server.config import RunConfig
 from edge_server.evaluation import Evaluation, Evaluator
 from edge_server.grouping import group
 from edge_server.mediators import multiples
+from edge_server.privacy import Spent, check_noise
 from edge_server.rounds import RoundResult
 from edge_simulation.checkpoint import Checkpoint
 from edge_simulation.devices import Devices, Share
@@ -94,6 +95,8 @@ def simulate(
     config.check()
     if config.mode != "rounds":
         raise RunError("the engine's devices are all of one speed: run the buffered mode over a broker")
+    if config.noise_multiplier:
+        check_noise(bundle.manifest)
     fleet = Devices(
         bundle=bundle, config=config, shares=devices, threads=threads, withhold_below=withhold_below
     )
@@ -102,6 +105,7 @@ def simulate(
 
     strategy = config.make_strategy()
     state, lines = strategy.init(bundle.weights, bundle.manifest.rules), list[RoundResult]()
+    spent = Spent(config.noise_multiplier, config.delta)
     saved = Checkpoint(checkpoint, fleet) if checkpoint is not None else None
     if saved is not None and (found := saved.load(strategy)) is not None:
         state, lines = found
@@ -109,7 +113,7 @@ def simulate(
         if max_steps is not None and fleet.steps >= max_steps:
             break
         began = time.perf_counter()
-        one = SimulatedRound(fleet, told, number, state.weights)
+        one = SimulatedRound(fleet, told, number, state.weights, spent)
         state = strategy.apply(state, one.mean())
         seconds = time.perf_counter() - began
         wanted = evaluator is not None and (number % evaluate_every == 0 or number == config.rounds)

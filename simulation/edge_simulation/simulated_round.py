@@ -10,11 +10,12 @@ import numpy as np
 from edge_sdk.errors import RunError, TensorError
 from edge_sdk.tensors import Array, Tensors, encode
 from edge_sdk.update import check_update
-from edge_server.aggregation import MeanUpdate, Precision, RobustMean, WeightedSum
+from edge_server.aggregation import MeanUpdate, NoisySum, Precision, RobustMean, WeightedSum
 from edge_server.chain import Chain
 from edge_server.cohort import Cohort
 from edge_server.evaluation import Evaluation
 from edge_server.mediators import chains, divergence
+from edge_server.privacy import Spent, simulated_seed
 from edge_server.rounds import RoundResult
 from edge_server.selection import select
 from edge_simulation.devices import Devices
@@ -40,11 +41,12 @@ class SimulatedRound:
     told: Told
     number: int
     weights: Tensors
+    spent: Spent
     participants: int = 0
     hops: int = 0
     sent_before: int = field(init=False)
     chains: list[Chain] = field(default_factory=list)
-    total: WeightedSum | RobustMean = field(init=False)
+    total: WeightedSum | RobustMean | NoisySum = field(init=False)
     precision: Precision = field(init=False)
 
     def mean(self) -> MeanUpdate:
@@ -60,7 +62,8 @@ class SimulatedRound:
             attempt=0,
         )
         self.precision = config.precision(cohort.wanted)
-        self.total = config.make_sum(manifest, self.precision)
+        noise_seed = simulated_seed(config.seed, self.number) if config.noise_multiplier else None
+        self.total = config.make_sum(manifest, self.precision, wanted=cohort.wanted, noise_seed=noise_seed)
         if config.chain:
             self._train_in_chains(cohort.call())
         else:
@@ -70,6 +73,7 @@ class SimulatedRound:
                 f"round {self.number}: training stayed finite on {self.participants} devices, of at least "
                 f"{config.min_participants}: lower the learning rate"
             )
+        self.spent.add(cohort.accepted)
         return self.total.mean()
 
     def __post_init__(self) -> None:
@@ -94,6 +98,7 @@ class SimulatedRound:
             seconds=seconds,
             chains=len(self.chains),
             divergence=float(np.mean(joint)) if joint else None,
+            epsilon=self.spent.epsilon,
         )
 
     def _train_apart(self, cohort: Cohort) -> None:

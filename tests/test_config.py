@@ -135,7 +135,7 @@ def test_a_round_that_could_never_be_complete_is_refused():
 def test_a_buffer_that_is_full_before_it_may_be_used_is_refused():
     buffered = {**LEAST, "mode": "buffered", "participants": 6, "buffer": 3}
     make_config({**buffered, "min_participants": 3})
-    with pytest.raises(RunError, match="min_participants is 4, but a buffer is full with 3"):
+    with pytest.raises(RunError, match="min_participants is 4, but a buffer of 3 is full before"):
         make_config({**buffered, "min_participants": 4})
 
 

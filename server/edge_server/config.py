@@ -209,7 +209,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(f"the buffered mode does not go with {wrong[0]}: leave one of them away")
         if self.min_participants > self.buffer:
             raise RunError(
-                f"min_participants is {self.min_participants}, but a buffer is full with {self.buffer}: lower it"
+                f"min_participants is {self.min_participants}, but a buffer of {self.buffer} is full before"
             )
 
     def _check_noisy(self) -> None:

@@ -147,7 +147,8 @@ class Session:
         device = self.link.device
         return (
             f"no server has answered device {device} within {seconds:.0f} s: is 'edge-sdk serve' running for "
-            f"this fleet, and does the broker's ACL let this device write to …/up/{device}/#?"
+            f"this fleet, and does the broker's ACL let this device write …/up/{device}/+ and read "
+            f"…/down/{device}/+? With a login or a certificate the id must be its name"
         )
 
     def _on_event(self, event: Incoming) -> None:

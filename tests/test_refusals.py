@@ -354,3 +354,33 @@ def test_what_a_device_has_declared_holds_over_a_servers_restart(fleet, norm):
 
 def declared(fleet, task):
     return Store(fleet.folder / "server", exclusive=False).declared("d", task)
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(1 << 21, 1 << 28), (1 << 30, 1024)])
+def test_chunks_that_no_broker_would_deliver_are_refused_before_any_is_granted(fleet, norm, size, chunk):
+    fleet.serve(norm)
+    device = FakeDevice(fleet.broker, "d")
+    device.join()
+    task = device.task()
+    device.take(task)
+    device.offer(task, b"", ref=Ref(hash="0" * 64, size=size, chunk=chunk))
+    assert not device.wait_for(Receipt).accepted
+    assert not fleet.heard(Grant)
+
+
+def test_a_round_is_closed_at_its_deadline_with_whoever_is_there(fleet, norm):
+    results = []
+    options = {"participants": 2, "min_devices": 2, "deadline": 3.0}
+    _, server = fleet.serve(norm, on_round=results.append, **options)
+    quick, slow = FakeDevice(fleet.broker, "quick"), FakeDevice(fleet.broker, "slow")
+    for device in (quick, slow):
+        device.join()
+    slow.take(slow.task())
+    assert quick.hand_in(quick.task(), encode_tensors(update_of(norm))).accepted
+    assert "complete" in slow.wait_for(Cancel).reason
+    for device in (quick, slow):
+        device.end()
+    after = server.result().bundle.weights
+    assert results[0].participants == 1
+    for name, expected in less(norm, 0.25).items():
+        np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -292,7 +292,7 @@ def test_a_join_that_the_acl_forbids_ends_with_a_word_of_the_acl(tmp_path, world
     with Round(tmp_path, url, norm, {"username": SERVER, "password": "s"}, devices=1) as run:
         status, said = command("device", url, id="mute", username="mute", password="m")
         assert status == 2
-        assert "does the broker's ACL let this device write to …/up/mute/#?" in said[-1]
+        assert "does the broker's ACL let this device write …/up/mute/+ and read …/down/mute/+?" in said[-1]
         _, device = run.device({"username": "one", "password": "1"})
         assert device.result() == 1
 
@@ -302,7 +302,7 @@ def test_an_id_that_is_not_the_login_ends_with_a_word_of_the_acl(world, command,
     shown = world.shown("one") if kind == "mutual" else {"username": "one", "password": "1"}
     status, said = command("device", world.broker(kind).url, **{**shown, "id": "two"})
     assert status == 2
-    assert "does the broker's ACL let this device write to …/up/two/#?" in said[-1]
+    assert "does the broker's ACL let this device write …/up/two/+ and read …/down/two/+?" in said[-1]
 
 
 @pytest.fixture

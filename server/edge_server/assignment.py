@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_sdk.bundle import Bundle
+from edge_sdk.protocol import chunk_count
 from edge_sdk.protocol.messages import Key as MessageKey
 from edge_sdk.protocol.messages import Kind, Offer, Ref, Task
 from edge_server.cohort import Cohort, Standing
 from edge_server.config import RunConfig
 from edge_server.relay import Relay
 from edge_server.rows import AcceptedResult, Key
+
+MOST_CHUNKS = 1 << 18
+"""Chunks of a result: the largest, in chunks of 8 KiB."""
+MAX_CHUNK = 1 << 20
+"""Bytes of a chunk that any broker in use delivers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +127,8 @@ class Assignment:
         standing, number = self.cohort.standing(device), self.key.round
         if offer.blob.size > self.largest():
             return f"a result of {offer.blob.size} bytes is over this model's limit of {self.largest()}"
+        if chunk_count(offer.blob) > MOST_CHUNKS or offer.blob.chunk > MAX_CHUNK:
+            return f"a result in chunks of {offer.blob.chunk} bytes cannot be taken: use those of the task"
         if standing is None:
             return f"this device was not asked in round {number}"
         if standing == Standing.ACCEPTED:

@@ -104,7 +104,7 @@ def test_a_device_that_began_before_the_last_model_still_gets_the_one_it_was_tol
 
 
 def server_stops(fleet, thread):
-    fleet._ends[0][0]()
+    fleet._ends[-1][0]()
     thread.result()
 
 
@@ -175,6 +175,26 @@ def test_a_server_that_starts_anew_keeps_what_is_in_the_buffer(fleet, norm):
     np.testing.assert_allclose(moved, 2.0 + (1 + 181 / 256) / 2, rtol=1e-5)
     store, run = opened(fleet)
     assert [r.same for r in replay(store, run)] == [True, True]
+
+
+def test_a_device_that_stays_away_over_a_restart_of_the_server_holds_nobody_up(fleet, norm):
+    settings = {"rounds": 2, "min_devices": 3, **BUFFERED}
+    server, thread = fleet.serve(norm, **settings)
+    fast, other, away = devices(fleet, "fast", "other", "away")
+    tasks = {device: device.task() for device in (fast, other, away)}
+    for device, task in tasks.items():
+        device.take(task)
+    server.stop()
+    thread.result()
+    _, again = fleet.serve(norm, **settings)
+    for device in (fast, other):
+        device.join()
+        assert device.hand_in(tasks[device], encode(step(norm, 1.0))).accepted
+    fast.wait_for(Task, where=lambda task: task.round == 2)
+    # It comes back after all, and begins with the newest model.
+    away.join()
+    assert away.wait_for(Task).round == 2
+    server_stops(fleet, again)
 
 
 def test_an_update_that_comes_twice_counts_once(fleet, norm):

@@ -69,7 +69,8 @@ class BufferedRound(TrainingRound):
         if earlier is not None:
             opened.augment = earlier.augment
             opened.delivered = earlier.delivered
-            for device in [*cohort.pending, *cohort.lost]:
+            # Of those whom a server before this one has asked, it is not known.
+            for device in earlier.began_at.keys() & {*cohort.pending, *cohort.lost}:
                 opened.began_at[device] = earlier.began_at[device]
             needed = set(opened.began_at.values())
             opened.models |= {number: ref for number, ref in earlier.models.items() if number in needed}

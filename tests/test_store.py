@@ -3,23 +3,49 @@
 import sqlite3
 
 import pytest
+import sqlalchemy as sa
+from postgres import Postgres
 
 from edge_sdk.errors import RunError
 from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Offer
 from edge_sdk.tensors import sha256
-from edge_server import RunConfig
+from edge_server import RunConfig, blobs
 from edge_server.rows import AcceptedResult, RoundRow, WorkKey
 from edge_server.store import Store
 
 CONFIG = RunConfig(fleet="f", rounds=3, lr=0.1, bounds={"mean": 5}, participants=0.5)
 
 
+@pytest.fixture(scope="module")
+def postgres():
+    with Postgres() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    """Of an empty database."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres").database()
+    return f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
+
+
 @pytest.fixture
-def store(tmp_path):
-    opened = Store(tmp_path / "run")
+def store(tmp_path, url):
+    opened = Store(tmp_path / "run", url)
+    opened.take("f")
     yield opened
     opened.close()
+
+
+def meddle(url, *statements):
+    """Do to the database what no server does."""
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(sa.text(statement))
+    engine.dispose()
 
 
 def begin(store, config=CONFIG):
@@ -64,23 +90,25 @@ def has(store, data):
         return False
 
 
-def aggregate(store, row, number, *, keep=False):
+def aggregate(store, row, number, *, keep=False, keep_rounds=0):
     store.aggregate(
         row,
         model=b"model %d" % number,
         state=b"state %d" % number,
         old_state=sha256(b"state %d" % (number - 1)),
         keep=keep,
+        keep_rounds=keep_rounds,
     )
 
 
-def test_a_run_comes_back_as_it_was_begun(store, tmp_path):
+def test_a_run_comes_back_as_it_was_begun_on_another_machine_too(store, tmp_path, url):
     run = begin(store)
     store.close()
-    again = Store(tmp_path / "run")
+    again = Store(tmp_path / "other", url)
     assert again.runs("f") == [run]
     assert again.get(run.id).config == CONFIG
     assert has(again, b"bundle")
+    again.close()
 
 
 def test_another_fleets_run_is_not_ours(store):
@@ -93,17 +121,24 @@ def test_a_second_server_on_the_same_folder_is_refused(store, tmp_path):
         Store(tmp_path / "run")
 
 
-def test_a_reader_may_look_while_a_server_runs(store, tmp_path):
+def test_a_reader_may_look_while_a_server_runs(store, tmp_path, url):
     run = begin(store)
-    reader = Store(tmp_path / "run", exclusive=False)
+    reader = Store(tmp_path / "run", url, exclusive=False)
     assert reader.runs() == [run]
     reader.close()
 
 
-def test_a_reader_makes_no_store(tmp_path):
+def test_a_reader_makes_no_store(tmp_path, url):
     with pytest.raises(RunError, match="cannot be opened"):
-        Store(tmp_path, exclusive=False)
-    Store(tmp_path).close()
+        Store(tmp_path, url, exclusive=False)
+    Store(tmp_path, url).close()
+
+
+def test_a_reader_writes_nothing(store, tmp_path, url):
+    reader = Store(tmp_path / "run", url, exclusive=False)
+    with pytest.raises(RunError, match="not held by this server"):
+        begin(reader)
+    reader.close()
 
 
 def test_the_folder_is_free_again_after_the_close(store, tmp_path):
@@ -111,13 +146,12 @@ def test_the_folder_is_free_again_after_the_close(store, tmp_path):
     Store(tmp_path / "run").close()
 
 
-def test_a_store_of_another_schema_is_refused_and_given_back(store, tmp_path):
+def test_a_store_of_another_schema_is_refused_and_given_back(store, tmp_path, url):
     store.close()
-    with sqlite3.connect(tmp_path / "run" / "edge.sqlite") as database:
-        database.execute("UPDATE meta SET schema = 99")
+    meddle(url, "UPDATE meta SET schema = 99")
     for _ in range(2):
         with pytest.raises(RunError, match="schema 99, this server reads 3") as error:
-            Store(tmp_path / "run")
+            Store(tmp_path / "run", url)
         assert "new --work-dir" in str(error.value)
 
 
@@ -139,7 +173,8 @@ def test_a_url_of_no_database_is_refused(tmp_path):
         Store(tmp_path, "nosuch://host/db")
 
 
-def test_sqlite_is_asked_to_survive_a_power_cut(store, tmp_path):
+def test_sqlite_is_asked_to_survive_a_power_cut(tmp_path):
+    Store(tmp_path / "run").close()
     with sqlite3.connect(tmp_path / "run" / "edge.sqlite") as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -164,6 +199,15 @@ def test_a_second_update_of_a_device_leaves_nothing_behind(store):
     assert [u.hash for u in store.results(row)] == [sha256(b"first")]
 
 
+BREAK_DELETES = {
+    "sqlite": ["CREATE TRIGGER t BEFORE DELETE ON blobs BEGIN SELECT RAISE(ABORT, 'full'); END"],
+    "postgresql": [
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'full'; END $$",
+        "CREATE TRIGGER t BEFORE DELETE ON blobs FOR EACH ROW EXECUTE FUNCTION f()",
+    ],
+}
+
+
 def test_an_aggregation_changes_model_state_and_round_together(store):
     run = begin(store)
     row = open_round(store, run)
@@ -174,12 +218,11 @@ def test_an_aggregation_changes_model_state_and_round_together(store):
     assert store.rounds(run.id)[0].model_after == sha256(b"model 1")
 
 
-def test_an_aggregation_that_fails_changes_nothing(store, tmp_path):
+def test_an_aggregation_that_fails_changes_nothing(store, url):
     run = begin(store)
     row = open_round(store, run)
     accept(store, row, "a", b"update")
-    with sqlite3.connect(tmp_path / "run" / "edge.sqlite") as database:
-        database.execute("CREATE TRIGGER t BEFORE DELETE ON blobs BEGIN SELECT RAISE(ABORT, 'full'); END")
+    meddle(url, *BREAK_DELETES[url.partition(":")[0]])
     with pytest.raises(RunError, match="nothing is lost"):
         aggregate(store, row, 1)
     assert store.get(run.id) == run
@@ -239,10 +282,9 @@ def test_a_model_that_did_not_change_is_not_forgotten(store):
     assert has(store, b"state 0")
 
 
-def test_a_damaged_blob_is_an_error_and_not_a_model(store, tmp_path):
+def test_a_damaged_blob_is_an_error_and_not_a_model(store, url):
     run = begin(store)
-    with sqlite3.connect(tmp_path / "run" / "edge.sqlite") as database:
-        database.execute("UPDATE blobs SET data = x'00' WHERE hash = ?", (run.model,))
+    meddle(url, f"UPDATE blobs SET data = substr(data, 2) WHERE hash = '{run.model}'")
     with pytest.raises(RunError, match="has lost blob"):
         store.blob(run.model)
 
@@ -296,3 +338,117 @@ def test_descriptions_go_with_their_run(store, ends):
         store.forget(run.id)
     assert not has(store, b"description")
     assert store.results(key) == []
+
+
+def test_devices_are_in_the_order_of_bytes_whatever_the_databases_locale(store):
+    row = open_round(store, begin(store))
+    for device in ("a", "B", "a-b", "aa", "A.1"):
+        accept(store, row, device, device.encode())
+    assert [result.device for result in store.results(row)] == ["A.1", "B", "a", "a-b", "aa"]
+
+
+@pytest.mark.parametrize("size", [0, 1, blobs.PIECE, 2 * blobs.PIECE + 3])
+def test_bytes_of_any_size_come_back_and_go_whole(store, url, size):
+    row = open_round(store, begin(store))
+    data = bytes(range(251)) * (size // 251 + 1)
+    accept(store, row, "a", data[:size])
+    assert store.blob(sha256(data[:size])) == data[:size]
+    aggregate(store, row, 1)
+    with pytest.raises(RunError, match="has lost blob"):
+        store.blob(sha256(data[:size]))
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        left = connection.execute(sa.text("SELECT count(*) FROM blobs")).scalar()
+    engine.dispose()
+    assert left == 3
+
+
+def test_a_blob_without_one_of_its_pieces_is_an_error(store, url):
+    row = open_round(store, begin(store))
+    data = bytes(blobs.PIECE + 1)
+    accept(store, row, "a", data)
+    meddle(url, f"DELETE FROM blobs WHERE piece = 1 AND hash = '{sha256(data)}'")
+    with pytest.raises(RunError, match="has lost blob"):
+        store.blob(sha256(data))
+
+
+def test_a_run_whose_settings_are_mended_before_its_first_round_leaves_no_bytes(store):
+    run = begin(store)
+    store.forget(run.id)
+    assert not has(store, b"bundle")
+    assert not has(store, b"model 0")
+    assert not has(store, b"state 0")
+
+
+def test_the_bytes_of_another_run_stay_when_one_is_forgotten(store):
+    begin(store)
+    store.forget(begin(store).id)
+    assert has(store, b"bundle")
+
+
+def rounds_with_updates(store, count, **options):
+    """A run of so many rounds; returns it."""
+    run = begin(store)
+    for number in range(1, count + 1):
+        row = open_round(store, run, number=number, before=b"model %d" % (number - 1))
+        accept(store, row, "a", b"update %d" % number)
+        aggregate(store, row, number, keep=True, **options)
+    return run
+
+
+def test_the_updates_of_the_last_rounds_are_kept_with_what_replay_begins_with(store):
+    run = rounds_with_updates(store, 4, keep_rounds=2)
+    assert [has(store, b"update %d" % n) for n in range(1, 5)] == [False, False, True, True]
+    assert [has(store, b"model %d" % n) for n in range(5)] == [False, False, True, True, True]
+    assert [has(store, b"state %d" % n) for n in range(5)] == [False, False, True, True, True]
+    befores = [row.state_before for row in store.rounds(run.id)]
+    assert befores == [None, None, sha256(b"state 2"), sha256(b"state 3")]
+    assert [[r.held for r in store.results(row)] for row in store.rounds(run.id)] == [
+        [False],
+        [False],
+        [True],
+        [True],
+    ]
+
+
+def test_all_updates_are_kept_without_a_bound_and_no_models_of_the_past(store):
+    rounds_with_updates(store, 3)
+    assert all(has(store, b"update %d" % n) for n in range(1, 4))
+    assert [has(store, b"model %d" % n) for n in range(4)] == [False, False, False, True]
+
+
+def test_an_update_that_two_rounds_share_stays_as_long_as_one_of_them_is_kept(store):
+    run = begin(store)
+    for number in range(1, 4):
+        row = open_round(store, run, number=number, before=b"model %d" % (number - 1))
+        accept(store, row, "a", b"the same" if number < 3 else b"another")
+        aggregate(store, row, number, keep=True, keep_rounds=2)
+    assert has(store, b"the same")
+    row = open_round(store, run, number=4, before=b"model 3")
+    aggregate(store, row, 4, keep=True, keep_rounds=2)
+    assert not has(store, b"the same")
+    assert has(store, b"another")
+
+
+def test_a_server_whose_fleet_another_has_taken_over_writes_nothing(store, url):
+    """Its lock is of no use where the database lost it, or where two machines share SQLite's file."""
+    run = begin(store)
+    row = open_round(store, run)
+    meddle(url, "UPDATE fleets SET epoch = epoch + 1")
+    with pytest.raises(RunError, match="another server has taken fleet f over"):
+        accept(store, row, "a", b"update")
+    assert store.results(row) == []
+    assert not has(store, b"update")
+
+
+def test_each_start_has_an_epoch_of_its_own(store, tmp_path, url):
+    begin(store)
+    store.close()
+    again = Store(tmp_path / "other", url)
+    again.take("f")
+    begin(again)
+    again.close()
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT name, epoch FROM fleets")).all() == [("f", 2)]
+    engine.dispose()

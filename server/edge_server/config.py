@@ -99,6 +99,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         chunk_bytes: of tensors in one message; the default fits a limit of 128 KB. What a broker with MQTT 5
             says of its own limit wins where that is smaller.
         seed: of selection and of the devices' shuffles.
+        keep_updates: keep all accepted updates, so that ``edge-sdk replay`` can recompute the models; or
+            those of the last ``keep_rounds`` rounds, with the model and the state before each.
     """
 
     fleet: str
@@ -157,6 +159,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     chunk_bytes: Annotated[int, Meta(ge=1024, le=1 << 28)] = CHUNK_BYTES
     seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     keep_updates: bool = False
+    keep_rounds: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
     def check(self) -> RunConfig:
         """Return the config if its settings are in their ranges and fit one another.
@@ -176,6 +179,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(
                 f"participants is {self.participants}: give a count to {MAX_COHORT} or a fraction in (0, 1]"
             )
+        if self.keep_rounds and not self.keep_updates:
+            raise RunError("keep_rounds bounds what keep_updates keeps: give both or neither")
         if self.keep_momentum and not self.local_momentum:
             raise RunError("keep_momentum has nothing to keep: give local_momentum")
         if self.strategy == "fedadam" and self.server_lr >= 1:

@@ -44,6 +44,7 @@ class AcceptedResult:
     """A result that counts: its device, the hash of its bytes, its weight n_k, its size in bytes, its hop.
 
     ``round`` is that of the model that it began with: an earlier one than it counts in where it was buffered.
+    ``held`` says whether its bytes are kept.
     """
 
     device: str
@@ -52,6 +53,7 @@ class AcceptedResult:
     size: int
     hop: int = 0
     round: int = 0
+    held: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class RoundRow:
     """One attempt at a round, or at the calibration after the last one (of kind ``statistics``).
 
     ``status`` is ``open``, ``aggregated`` or ``repeated``; ``chains`` is empty where there are no mediators.
-    ``noise_seed`` is what the noise is drawn from; None without noise.
+    ``noise_seed`` is what the noise is drawn from; None without noise. With ``state_before`` the state and
+    the model before the round are kept, so that a replay may begin with it.
     """
 
     run: str
@@ -75,6 +78,7 @@ class RoundRow:
     model_after: str | None
     figures: dict[str, Any] | None
     noise_seed: bytes | None = None
+    state_before: str | None = None
 
 
 Key: TypeAlias = RoundRow | WorkKey | messages.Key

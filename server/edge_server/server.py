@@ -122,10 +122,12 @@ class Server:
         Raises:
             BrokerError: the broker cannot be reached, refuses us, or takes no more messages.
             RunError: too few devices, a run that has ended or whose settings differ, another server on the
-                same work folder, or a store that cannot be written. What is durable is kept.
+                same work folder or on the fleet in the same database, or a store that cannot be written, is
+                lost or was taken over. What is durable is kept.
         """
         store = Store(self._work_dir, self._store_url)
         try:
+            store.take(self._config.fleet)
             row, fresh = self._find_or_begin(store)
             coordinator = Coordinator(
                 transport=self._transport,
@@ -160,8 +162,8 @@ class Server:
         last = runs[-1]
         if last.ended:
             raise RunError(
-                f"the run of fleet {last.fleet} in {self._work_dir} has ended after {last.round} rounds: "
-                "give another --work-dir or --fleet for a new one"
+                f"the run of fleet {last.fleet} in {self._place} has ended after {last.round} rounds: "
+                "'edge-sdk runs --out' writes its model; give another --work-dir or --fleet for a new one"
             )
         same = (last.bundle, last.config) == (self._bundle.sha256, self._config)
         if not same and not store.rounds(last.id):
@@ -170,10 +172,14 @@ class Server:
             return self._begin(store), True
         if not same:
             raise RunError(
-                f"{self._work_dir} holds an unfinished run of fleet {last.fleet} with other settings or "
+                f"{self._place} holds an unfinished run of fleet {last.fleet} with other settings or "
                 "another bundle: give those to go on with it, or another --work-dir for a new one"
             )
         return last, last.round == 0 and not store.rounds(last.id)
+
+    @property
+    def _place(self) -> str:
+        return str(self._work_dir) if self._store_url is None else "this database"
 
     def _begin(self, store: Store) -> RunRow:
         state = self._config.make_strategy().init(self._bundle.weights, self._bundle.manifest.rules)

@@ -121,6 +121,11 @@ def markdown(plan: Plan, found: dict[str, float | None]) -> str:
                 values.append("" if value is None else f"{value:.1f}{open_}")
             if any(values):
                 rows.append([split, *values])
+        five = [found.get(f"accuracy.{data}.alpha0.five.{name}") for name in COLUMNS]
+        if any(five):
+            rows.append(
+                ["alpha0, five a round", *("" if value is None else f"{value:.1f}" for value in five)]
+            )
         if rows:
             blocks.append(_rows([f"{data}, test accuracy in %", *COLUMNS], rows))
     named = [

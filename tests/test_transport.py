@@ -11,6 +11,9 @@ import pytest
 from waiting import until
 
 from edge_sdk.errors import BrokerError, ProtocolError
+from edge_sdk.link import Link
+from edge_sdk.protocol import Chunk, Topics, encode_chunk, reference
+from edge_sdk.protocol.messages import Finished, encode
 from edge_sdk.transport import (
     Connected,
     Credentials,
@@ -97,6 +100,31 @@ def test_a_retained_message_reaches_who_comes_later(connect):
     late.subscribe("kept/+")
     assert wait_for(late, Received) == Received("kept/1", b"model")
     sender.publish("kept/1", b"", retain=True)
+
+
+def test_a_message_is_said_to_be_retained_by_who_comes_later_only(connect):
+    sender, early = connect(), connect()
+    subscribed(early, "said/+")
+    sender.publish("said/1", b"model", retain=True)
+    assert not wait_for(early, Received).retained
+    late = connect()
+    late.subscribe("said/+")
+    assert wait_for(late, Received).retained
+    sender.publish("said/1", b"", retain=True)
+
+
+def test_a_device_hears_no_message_that_was_retained_for_it_but_takes_the_model():
+    broker, topics = MemoryBroker(), Topics("f")
+    other = broker.transport()
+    other.connect(None, timeout=1)
+    ref = reference(b"model", chunk=1024)
+    other.publish(topics.down("d", "finished"), encode(Finished(run="0" * 32, model=ref)), retain=True)
+    other.publish(topics.chunk(ref.hash, 0), encode_chunk(ref, b"model", 0), retain=True)
+    link = Link(broker.transport(), topics, "d")
+    link.open(timeout=1)
+    link.subscribe_block(ref.hash, 0)
+    heard = [link.receive(0) for _ in range(3)]
+    assert [type(event) for event in heard if event is not None] == [Connected, Chunk]
 
 
 def test_a_retained_message_that_was_cleared_reaches_nobody(connect):

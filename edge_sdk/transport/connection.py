@@ -186,7 +186,7 @@ class Connection:
         except Exception as error:
             # Of a callback of ours, or of paho on bytes that are no MQTT: neither may end the thread.
             logger.exception("the connection to the broker is given up")
-            self.end(f"{type(error).__name__} in this program: {error}")
+            self.end(f"what came from it could not be taken ({type(error).__name__}: {error})")
             return
         if code != mqtt.MQTT_ERR_SUCCESS:
             self.end(mqtt.error_string(code))

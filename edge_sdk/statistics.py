@@ -15,6 +15,7 @@ from edge_sdk.data import Dataset, prepare
 from edge_sdk.data.labels import histogram, labels_of
 from edge_sdk.errors import TensorError
 from edge_sdk.manifest import Manifest
+from edge_sdk.noisy_statistics import FeatureNoise, hidden_counts, hidden_moments
 from edge_sdk.runtime import Runtime
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite
 from edge_sdk.training import EVALUATION_BATCH, Cancelled
@@ -83,6 +84,7 @@ def class_statistics(
     covariance: Covariance,
     rank: int = 0,
     withhold_below: int = 0,
+    noise: FeatureNoise | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Tensors:
     """Count, mean and scatter of the features of each class, with the runtime's current weights.
@@ -98,7 +100,9 @@ def class_statistics(
         indices: which examples count, int ``[n]``.
         covariance: what to send of the scatter.
         rank: of ``low_rank``.
-        withhold_below: the least number of examples of which a class's statistics are told.
+        withhold_below: the least number of examples of which a class's statistics are told; with noise, of
+            the noisy count.
+        noise: what hides the examples; None for exact statistics.
         cancelled: asked before each batch.
 
     Returns:
@@ -112,7 +116,11 @@ def class_statistics(
     specs = statistics_specs(manifest.classes, manifest.feature_size, covariance, rank)
     tensors: Tensors = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
     labels = labels_of(dataset, indices, manifest.classes)
-    tensors["count"] = histogram(labels, manifest.classes, withhold_below=withhold_below)
+    if noise is None:
+        tensors["count"] = histogram(labels, manifest.classes, withhold_below=withhold_below)
+    else:
+        counts = histogram(labels, manifest.classes)
+        tensors["count"] = hidden_counts(counts, noise, withhold_below=withhold_below)
 
     def features(chosen: Array) -> Iterator[Array]:
         for start in range(0, len(chosen), EVALUATION_BATCH):
@@ -126,7 +134,18 @@ def class_statistics(
             yield embedded
 
     for label in np.flatnonzero(tensors["count"]).tolist():
-        mean, scatter = _moments(features(indices[labels == label]), diagonal=covariance == "diagonal")
+        batches, diagonal = features(indices[labels == label]), covariance == "diagonal"
+        if noise is None:
+            mean, scatter = _moments(batches, diagonal=diagonal)
+        else:
+            mean, scatter = hidden_moments(
+                batches,
+                int(tensors["count"][label]),
+                noise,
+                name=str(label),
+                feature_size=manifest.feature_size,
+                diagonal=diagonal,
+            )
         tensors["mean"][label] = mean
         if covariance == "low_rank":
             factor = _largest(scatter, rank)

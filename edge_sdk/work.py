@@ -154,6 +154,7 @@ class Worker:
                 covariance=task.covariance,
                 rank=task.rank,
                 withhold_below=self.sharing.withhold_below,
+                noise=self.sharing.feature_noise(),
                 cancelled=cancelled,
             )
             self._tell(task, told, len(data_set[1]), exchange, cancelled)
@@ -235,6 +236,7 @@ class Worker:
                 task.wants,
                 self.sharing,
                 trained=lambda: self._augment(task, dataset, indices),
+                multiples=_multiples(task),
                 open_describer=lambda: self.engine.open_describer(bundle),
                 cancelled=cancelled,
             )
@@ -256,12 +258,11 @@ class Worker:
             return dataset, trained_on
         made_of = (wanted, len(dataset))
         if self._augmented is None or self._augmented[0] != made_of:
-            multiples = {int(label): number(text) for label, text in wanted.multiples.items()}
             try:
                 data_set = augmented(
                     dataset,
                     trained_on,
-                    multiples=multiples,
+                    multiples=_multiples(task),
                     classes=MAX_CLASSES,
                     seed=wanted.seed,
                     stored=wanted.stored,
@@ -301,6 +302,12 @@ class Worker:
                 data = exchange.fetch(ref, limit=limit, cancelled=cancelled, storage=partial)
             self.workspace.keep(data)
         return data
+
+
+def _multiples(task: Task) -> dict[int, float]:
+    """By class, to how many times its examples the task augments it."""
+    plan = task.augmentation.multiples if task.augmentation is not None else {}
+    return {int(label): number(text) for label, text in plan.items()}
 
 
 def _check_compression(task: Task) -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # They let errors through that they do not document.
 NOT_YET = {"identity", "npz"}
 DECODERS = [decoder for decoder in decoders() if decoder.name not in NOT_YET]
-SOME = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def every(chosen):

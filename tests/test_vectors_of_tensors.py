@@ -27,6 +27,7 @@ from edge_server.aggregation import (
     fedavgm,
     plan_precision,
 )
+from edge_server.buffered import share_of
 from edge_server.chain import Chain
 
 UPDATES, SUMS, TOLD = (load(f"{name}.json") for name in ("updates", "sums", "statistics"))
@@ -96,6 +97,21 @@ def test_the_mean_has_the_bits_of_whole_numbers_in_any_order(vector, order):
     )
     for update in vector["updates"][::order]:
         total.add({"w": floats(update["values"], np.float32)}, update["examples"])
+    assert total._sums["w"].tolist() == [int(text) for text in vector["sums"]]
+    assert same_bits(total.mean().delta["w"], floats(vector["mean"]))
+
+
+def test_what_a_late_update_counts_for_is_that_of_whole_numbers():
+    assert all(share_of(vector["staleness"]) == vector["share"] for vector in SUMS["shares"])
+
+
+@cases(SUMS["buffers"])
+def test_the_mean_of_a_buffer_has_the_bits_of_whole_numbers(vector):
+    specs, precision = [TensorSpec("w", (2,))], Precision({"mean": 6}, {"mean": vector["exponent"]})
+    total = WeightedSum(specs, {"w": "mean"}, precision, unit=256)
+    for update in vector["updates"]:
+        values = floats(update["values"], np.float32)
+        total.add({"w": values}, update["examples"], share=share_of(update["staleness"]))
     assert total._sums["w"].tolist() == [int(text) for text in vector["sums"]]
     assert same_bits(total.mean().delta["w"], floats(vector["mean"]))
 

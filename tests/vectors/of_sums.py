@@ -76,6 +76,28 @@ def precisions() -> list[dict[str, Any]]:
     return vectors
 
 
+def share(staleness: int) -> int:
+    """⌊256/√(1 + τ)⌋ in whole numbers."""
+    return max(part for part in range(257) if part * part * (1 + staleness) <= 256 * 256)
+
+
+def late() -> dict[str, Any]:
+    """A buffer: each update counts for a whole-numbered part of 256."""
+    exponent, updates = 24, [(600, 0, [0.1, -64.0]), (30, 1, [1 / 3, 64.0]), (131_072, 9, [-0.7, 1e-6])]
+    total = sum(examples for examples, _, _ in updates)
+    rounded = [(n, tau, [float32(value) for value in values]) for n, tau, values in updates]
+    sums = [
+        sum(round(Fraction(values[i]) * 2**exponent) * n * share(tau) for n, tau, values in rounded)
+        for i in range(2)
+    ]
+    return {
+        "exponent": exponent,
+        "updates": [{"examples": n, "staleness": tau, "values": exact(values)} for n, tau, values in rounded],
+        "sums": exact(sums),
+        "mean": exact([float(each) / float(2**exponent * 256 * total) for each in sums]),
+    }
+
+
 def counters() -> list[dict[str, Any]]:
     return [
         {"updates": exact(updates), "counter": "10", "next": str(10 - min(0, *updates))}
@@ -184,6 +206,11 @@ def sums() -> str:
         {
             "precision": precisions(),
             "means": means(),
+            "shares": [
+                {"staleness": tau, "share": share(tau)}
+                for tau in (0, 1, 2, 3, 4, 8, 9, 15, 16, 100, 255, 1000)
+            ],
+            "buffers": [late()],
             "middles": middles(),
             "counters": counters(),
             "weights": [shown({**WEIGHTS, "w": [float32(w) for w in WEIGHTS["w"]]})],

@@ -163,6 +163,8 @@ class Coordinator:
         rows, config = self.store.rounds(self.run.id), self.run.config
         if not rows:
             return
+        # Who was there before is given the time to say so, or the first to do it would be all that are asked.
+        self._not_before = time.monotonic() + JITTER + 1
         trained = [row for row in rows if row.kind == "train"][-1]
         if rows[-1].kind == "statistics":
             self._round = self._training_of(trained)
@@ -446,8 +448,9 @@ class Coordinator:
         elif config.evaluation == "server" and self.evaluator is not None:
             self._evaluating = self._pool.submit(self.evaluator.evaluate, self._state.weights)
         elif config.evaluation == "devices" and present:
-            again = self._statistics is not None
-            self._ask(Assessment.open(self._training(), present, again=again, now=now))
+            if now >= self._not_before:
+                again = self._statistics is not None
+                self._ask(Assessment.open(self._training(), present, again=again, now=now))
         elif config.evaluation != "devices" or now - self._since > config.grace:
             self._conclude(None)
 
@@ -470,9 +473,10 @@ class Coordinator:
                 self._end_calibrating(now)
         elif self._statistics is None:
             if present := self._fleet.present(now):
-                self._statistics = FeatureStatistics.of(self.run, self.bundle, present, now=now)
-                self.store.open_round(self._statistics.row)
-                self._ask(self._statistics)
+                if now >= self._not_before:
+                    self._statistics = FeatureStatistics.of(self.run, self.bundle, present, now=now)
+                    self.store.open_round(self._statistics.row)
+                    self._ask(self._statistics)
             elif now - self._since > self.run.config.grace:
                 self._stay_uncalibrated("no device is here")
         elif self._fleet.collected(now):

@@ -17,8 +17,8 @@ from edge_simulation.broker import MosquittoBroker
 pytestmark = pytest.mark.timeout(7200)
 
 LEAST = {"rounds": 2, "lr": 0.1, "batch_size": 8, "evaluation": "none", "keep_updates": True}
-FEW = [Crash(1, False), Crash(5, True), Crash(9, False), Crash(6, True), Crash(10, True), Crash(8, False)]
-"""One after another in one run; a start has two commits before it goes on where the last one was."""
+FEW = [Crash(1, False), Crash(3, True), Crash(7, False), Crash(4, True), Crash(8, True), Crash(6, False)]
+"""One after another in one run; a start has one commit before it goes on where the last one was."""
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,9 @@ class Fleet:
     def __post_init__(self) -> None:
         topics = Topics(self.run.fleet)
         self._desk = Desk(self.transport, topics)
-        self.publication = Publication(self.transport, topics, chunk=self.run.config.chunk_bytes)
+        self.publication = Publication(
+            self.transport, topics, chunk=self.run.config.chunk_bytes, known=self.registry.is_present
+        )
         self._admission = Admission(desk=self._desk, store=self.store, on_refused=self.on_status)
 
     def open(self, *, timeout: float) -> None:
@@ -153,7 +155,8 @@ class Fleet:
         self.work = self._call = None
 
     def tick(self, now: float) -> None:
-        """Note who has gone, and in chains who has had his turn for too long."""
+        """Note who has gone, and who has had his turn for too long; send what was asked for."""
+        self.publication.tick(now)
         overdue = self._call.overdue(now) if self._call is not None else []
         for device in [*self.registry.expire(now), *overdue]:
             self._on_gone(device, now)
@@ -236,7 +239,7 @@ class Fleet:
             case Leave():
                 if self.registry.leave(device, message.nonce, now):
                     self._on_gone(device, now)
-            case Grant() if self.registry.is_present(device):
+            case Grant():
                 self.publication.serve(device, message)
             case Offer():
                 self._admission.offer(device, message)

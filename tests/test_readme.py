@@ -105,3 +105,15 @@ def test_its_figures_are_those_of_the_benchmark():
     figures = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())["figures"]
     (row,) = re.findall(r"^\| mean of 5 seeds.*\| ([\d.]+) % \| ([\d.]+) % \|$", README, re.MULTILINE)
     assert row == (f"{figures['accuracy.fedavg']:.1f}", f"{figures['accuracy.fedavgm']:.1f}")
+
+
+def test_its_figures_of_codecs_are_those_of_the_benchmark():
+    figures = json.loads((ROOT / "benchmarks" / "results" / "codecs.json").read_text())["figures"]
+    names = ("fp32", "fp16", "int8", "int8_zstd")
+    for label, key, digits in (
+        ("bytes of the updates", "bytes", 3),
+        ("accuracy lost, points", "accuracy_loss", 2),
+    ):
+        (row,) = re.findall(rf"^\| {label} \| (.*) \|$", README, re.MULTILINE)
+        assert row.split(" | ") == [f"{figures[f'{key}.{name}']:.{digits}f}" for name in names]
+    assert f"{figures['overhead.fp32']:.3f} times" in README

@@ -22,11 +22,14 @@ from edge_sdk.features import Hashing
 from edge_sdk.manifest import Input
 from edge_sdk.protocol.messages import Fact
 from edge_sdk.statistics import class_statistics, unpacked
+from edge_server.commands import SERVE
 from edge_server.config import RunConfig
+from edge_server.privacy import epsilon
 from edge_server.registry import HEARTBEAT
 
 PAGE = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text(encoding="utf-8")
-SHARED = [field.name for field in dataclasses.fields(Sharing)]
+SHARED = [field.name for field in dataclasses.fields(Sharing) if field.init]
+NOISE = {"histogram_epsilon": 0.0, "statistics_noise": 0.0, "feature_norm": 0.0}
 
 
 def section(heading):
@@ -42,7 +45,7 @@ def tables(text):
 
 @pytest.mark.parametrize("name", SHARED)
 def test_what_an_app_may_share_is_described(name):
-    assert f"**`{name}`" in PAGE
+    assert re.search(rf"\*\*[\w :]*`{name}`" if name != "feature_norm" else "`feature_norm`", PAGE)
 
 
 @pytest.mark.parametrize("fact", get_args(Fact))
@@ -54,12 +57,13 @@ def test_a_fact_that_a_run_may_want_can_be_consented_to_and_is_described(fact):
 def test_what_leaves_the_device_by_consent_is_what_an_app_may_share():
     consents = [row[2] for row in tables(section("What leaves the device"))[0]]
     shared = re.findall(r"Sharing\((\w+)=True\)", " ".join(consents))
-    assert shared == list(FACTS) == [name for name in SHARED if name != "withhold_below"]
+    assert shared == list(FACTS) == [name for name in SHARED if name not in {"withhold_below", *NOISE}]
 
 
 def test_nothing_is_shared_by_default_and_classes_are_withheld_below_the_documented_bound():
     bound = int(re.search(r"\*\*`withhold_below`\*\*, (\d+) by default", PAGE).group(1))
-    assert dataclasses.asdict(Sharing()) == dict.fromkeys(FACTS, False) | {"withhold_below": bound}
+    defaults = {name: getattr(Sharing(), name) for name in SHARED}
+    assert defaults == dict.fromkeys(FACTS, False) | {"withhold_below": bound} | NOISE
 
 
 @pytest.mark.parametrize("row", tables(section("What leaves the device"))[1], ids=lambda row: row[0])
@@ -145,3 +149,20 @@ def test_a_low_rank_scatter_of_a_few_samples_is_the_full_one():
     }
     factor = told["low_rank"]["factor"][0]
     np.testing.assert_allclose(factor.T @ factor, unpacked(told["full"]["scatter"][0], 9), atol=1e-12)
+
+
+def test_the_command_that_adds_noise_is_understood():
+    parser = argparse.ArgumentParser()
+    SERVE.configure(parser)
+    given = re.search(r"edge-sdk serve … (.*)", PAGE).group(1).split()
+    options = parser.parse_args(given)
+    settings = {
+        name: getattr(options, name) for name in ("max_norm", "over_norm", "noise_multiplier", "delta")
+    }
+    assert RunConfig(fleet="f", rounds=1, **settings).check().noise_multiplier == 1
+
+
+def test_the_budgets_of_statistics_are_those_of_the_accountant():
+    stated = re.search(r"ε is ([\d.]+) at z = ([\d.]+), ([\d.]+) at (\d), ([\d.]+) at\s(\d)", PAGE).groups()
+    for spent, multiplier in zip(stated[::2], stated[1::2], strict=True):
+        assert float(spent) == pytest.approx(epsilon(float(multiplier), 1, delta=1e-5), abs=0.05)

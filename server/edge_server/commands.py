@@ -64,9 +64,12 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "aggregation": (str, "of updates: mean, median or trimmed_mean"),
     "max_norm": (float, "largest norm of an update, 0 for no bound"),
     "over_norm": (str, "refuse or clip an update that is longer"),
+    "noise_multiplier": (float, "of noise on the sum of clipped updates, 0 for none"),
+    "delta": (float, "for which epsilon is stated"),
     "codec": (str, "of updates: fp32, fp16 or int8"),
     "compression": (str, "of updates: none or zstd"),
     "evaluation": (str, "server, devices or none"),
+    "keep_rounds": (int, "of which --keep-updates keeps updates, 0 for all"),
     "seed": (int, "of selection and shuffles"),
 }
 
@@ -141,6 +144,8 @@ def _run_serve(options: argparse.Namespace) -> int:
         print("stopped; the same command goes on with this run", file=sys.stderr)
         return 130
     outcome.bundle.write(out)
+    if outcome.rounds and (spent := outcome.rounds[-1].epsilon) is not None:
+        print(f"what the models tell of one device: ε {spent:.2f} at δ {config.delta:g}")
     print(f"wrote {out}")
     return 0
 
@@ -155,11 +160,12 @@ def format_round(result: RoundResult, rounds: int) -> str:
     if result.accuracy is not None and result.loss is not None:
         figures = f"accuracy {100 * result.accuracy:5.2f} %  loss {result.loss:.3f}  "
     which = "calibrated" if result.calibrated else f"round {result.round:>{len(str(rounds))}}/{rounds}"
+    spent = f"  ε {result.epsilon:.2f}" if result.epsilon is not None else ""
     chains = f" in {result.chains} chain{'s' * (result.chains != 1)}" if result.chains else ""
     return (
         f"{which}  {figures}"
         f"{result.participants} device{'s' * (result.participants != 1)}{chains}  "
-        f"↑{result.bytes_up / 1024:.0f} ↓{result.bytes_down / 1024:.0f} KB  {result.seconds:.1f} s"
+        f"↑{result.bytes_up / 1024:.0f} ↓{result.bytes_down / 1024:.0f} KB  {result.seconds:.1f} s{spent}"
     )
 
 
@@ -180,7 +186,8 @@ def _run_runs(options: argparse.Namespace) -> int:
             status = "ended" if run.ended else "unfinished"
             begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
             rounds = f"{run.round}/{run.config.rounds}"
-            print(f"{run.id[:12]}  {begun}  {run.fleet}  {run.config.strategy}  {rounds}  {status}")
+            how = f"{run.config.strategy}  {run.config.mode}"
+            print(f"{run.id[:12]}  {begun}  {run.fleet}  {how}  {rounds}  {status}")
         if options.out is not None:
             run = _chosen(store, options)
             bundle = Bundle.read(store.blob(run.bundle))
@@ -191,9 +198,12 @@ def _run_runs(options: argparse.Namespace) -> int:
 
 
 def _run_replay(options: argparse.Namespace) -> int:
-    differing = 0
+    differing, first = 0, True
     with closing(_existing_store(options)) as store:
         for replayed in replay(store, _chosen(store, options)):
+            if first and replayed.round > 1:
+                print(f"the updates before round {replayed.round} are forgotten: replay begins there")
+            first = False
             differing += not replayed.same
             verdict = "same bits" if replayed.same else "DIFFERS"
             model = replayed.recomputed[:16]

@@ -1,7 +1,7 @@
 """Recompute every model of a run from its log and its kept updates, and compare the bits.
 
-This shares no arithmetic with the coordinator: sums are Python integers, and each strategy is written
-here once more from its definition.
+This shares no arithmetic with the coordinator: sums are Python integers, and each codec and each strategy
+is written here once more from its definition. Calibration alone is shared.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import safetensors.numpy
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.codec import unpack
 from edge_sdk.errors import RunError
 from edge_sdk.tensors import Array, Tensors, encode, sha256
-from edge_sdk.work import SAFETENSORS_OVERHEAD
 from edge_server.config import RunConfig
 from edge_server.feature_statistics import calibrated
 from edge_server.rows import AcceptedResult, RoundRow, RunRow
@@ -44,7 +43,7 @@ class Replayed:
 
 
 def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
-    """Recompute the rounds of ``run`` one by one.
+    """Recompute the rounds of ``run`` one by one, from the first whose updates are kept.
 
     Raises:
         RunError: the run did not keep its updates.
@@ -55,9 +54,16 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
     config: dict[str, Any] = msgspec.to_builtins(run.config)
     at_rest = (np.zeros(()), np.full((), config["tau"] * config["tau"]))
     weights, moments = bundle.weights, dict.fromkeys(bundle.weights, at_rest)
+    begun = False
     for row in store.rounds(run.id):
         if row.status != "aggregated" or row.model_after is None:
             continue
+        if not begun and run.config.keep_rounds:
+            if row.state_before is None:
+                continue
+            if row.round > 1:
+                weights, moments = _before(store, row, row.state_before, moments)
+        begun = True
         results = store.results(row)
         if row.kind == "statistics":
             # Statistics lead to virtual features by a seeded draw, which has no second definition.
@@ -75,9 +81,39 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
         yield Replayed(row.round, participants, row.model_after, sha256(encode(weights)))
 
 
+def _before(
+    store: Store, row: RoundRow, state: str, at_rest: dict[str, _Moments]
+) -> tuple[Tensors, dict[str, _Moments]]:
+    """The model and the strategy's moments before a round, as the run has recorded them."""
+    slots = safetensors.numpy.load(store.blob(state))
+    moments = {}
+    for name, (first, second) in at_rest.items():
+        first = slots.get(f"velocity/{name}", slots.get(f"moment/{name}", first))
+        moments[name] = first, slots.get(f"second_moment/{name}", second)
+    return safetensors.numpy.load(store.blob(row.model_before)), moments
+
+
+def _sent(bundle: Bundle, config: RunConfig, data: bytes) -> Tensors:
+    """An update as its codec is defined: halves are widened, bytes are multiplied by their scales."""
+    if config.compression == "zstd":
+        import zstandard
+
+        data = zstandard.ZstdDecompressor().decompress(data)
+    sent, update = safetensors.numpy.load(data), {}
+    for parameter in bundle.manifest.parameters:
+        tensor = sent[parameter.name]
+        if parameter.rule == "mean" and config.codec == "int8":
+            scales = sent[f"scale/{parameter.name}"]
+            # A channel is an index of the first axis, where there are two or more.
+            by_channel = (-1,) + (1,) * (tensor.ndim - 1) if tensor.ndim > 1 else ()
+            tensor = tensor.astype(np.float32) * scales.reshape(by_channel)
+        update[parameter.name] = np.asarray(tensor, parameter.dtype)
+    return update
+
+
 def _update(bundle: Bundle, config: RunConfig, data: bytes) -> Tensors:
-    parameters, limit = bundle.manifest.parameters, bundle.manifest.nbytes + SAFETENSORS_OVERHEAD
-    update = unpack(data, parameters, config.codec, config.compression, limit=limit)
+    """What counts of an update: where it is too long, only its direction."""
+    update = _sent(bundle, config, data)
     trained = [parameter.name for parameter in bundle.manifest.trainable]
     norm = math.sqrt(math.fsum(float((update[n].astype(np.float64) ** 2).sum()) for n in trained))
     if config.max_norm and norm > config.max_norm:

@@ -167,17 +167,23 @@ def test_one_example_moves_the_sums_by_no_more_than_the_root_of_three(diagonal):
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_the_noise_of_mean_and_scatter_has_the_deviation_that_is_written_down(diagonal):
     count, norm, multiplier = 1000, 2.0, 0.5
-    features = np.full((count, FEATURES), 0.5, np.float32)
+    # Far from singular, so that the projection changes nothing.
+    features = np.random.default_rng(4).choice([-0.5, 0.5], (count, FEATURES)).astype(np.float32)
+    exact = np.cov(features.T, bias=True) * count
     means, scatters = [], []
     for _ in range(300):
         mean, scatter = hidden_moments(
             [features], count, noise(multiplier, norm), name="0", feature_size=FEATURES, diagonal=diagonal
         )
-        means.append(mean - 0.5)
-        scatters.append(np.trace(scatter) if not diagonal else scatter.sum())
-    assert np.std(means) * count == pytest.approx(np.sqrt(3) * multiplier * norm, rel=0.1)
-    # All features are alike: what scatter there is comes of the noise, of which no sum is below 0.
-    assert min(scatters) > 0
+        means.append(mean - features.mean(axis=0))
+        scatters.append(scatter - (np.diag(exact) if diagonal else exact))
+    expected = np.sqrt(3) * multiplier
+    assert np.std(means) * count == pytest.approx(expected * norm, rel=0.1)
+    alone = np.array(scatters) if diagonal else np.diagonal(scatters, axis1=1, axis2=2)
+    assert np.std(alone) == pytest.approx(expected * norm**2, rel=0.1)
+    if not diagonal:
+        pairs = np.array([scatter[np.triu_indices(FEATURES, 1)] for scatter in scatters])
+        assert np.std(pairs) == pytest.approx(expected * norm**2 / np.sqrt(2), rel=0.1)
 
 
 def test_a_feature_that_is_too_long_is_shortened_and_keeps_its_direction():

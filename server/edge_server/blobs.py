@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -26,8 +27,10 @@ def put(connection: sa.Connection, data: bytes) -> None:
 
 def read(connection: sa.Connection, digest: str) -> bytes | None:
     """The bytes with this hash; None if they are missing or damaged."""
-    pieces = sa.select(blobs.c.data).where(blobs.c.hash == digest).order_by(blobs.c.piece)
-    found = list(connection.execute(pieces).scalars())
+    found: list[bytes] = []
+    # One at a time: a driver holds a statement's whole answer in memory.
+    while (piece := connection.execute(_piece(digest, len(found))).scalar()) is not None:
+        found.append(piece)
     data = b"".join(found)
     return data if found and sha256(data) == digest else None
 
@@ -50,3 +53,7 @@ def discard(connection: sa.Connection, hashes: Iterable[str]) -> None:
     for start in range(0, len(named), AT_ONCE):
         some = blobs.c.hash.in_(named[start : start + AT_ONCE])
         connection.execute(sa.delete(blobs).where(some, *unused))
+
+
+def _piece(digest: str, number: int) -> sa.Select[Any]:
+    return sa.select(blobs.c.data).where(blobs.c.hash == digest, blobs.c.piece == number)

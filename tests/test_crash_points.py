@@ -10,7 +10,10 @@ from quadrants import quadrants
 
 from edge_sdk import Sharing
 from edge_server import RunConfig
+from edge_server.buffered import BufferedRound
 from edge_server.replay import replay
+from edge_server.rounds import round_row
+from edge_server.rows import RunRow
 from edge_server.store import Store
 from edge_simulation.broker import MosquittoBroker
 
@@ -93,6 +96,16 @@ def buffered(tmp_path_factory, mosquitto, norm):
     settings = {"mode": "buffered", "participants": 3, "buffer": 2, "min_devices": 3, "rounds": 4}
     data = {name: quadrants(24, seed=ord(name)) for name in "abc"}
     return Kind(tmp_path_factory.mktemp("buffered"), mosquitto.url, norm, data, settings)
+
+
+def test_a_buffer_that_nobody_was_asked_for_yet_asks_after_a_restart(paper):
+    config = RunConfig(fleet="f", mode="buffered", participants=3, buffer=2, **LEAST)
+    run = RunRow("run", "f", config, "bundle", "model", "state", round=0, ended=False, created=0.0)
+    row = round_row(run, [], wanted=2, attempt=0, precision=config.precision(2))
+    restored = BufferedRound.restore(run, paper, row, now=0.0)
+    for device in "abcd":
+        restored.cohort.volunteer(device)
+    assert restored.cohort.call() == ["a", "b", "c"]
 
 
 @pytest.mark.full

@@ -60,7 +60,8 @@ class Server:
         config: the run's settings.
         broker: URL of the MQTT broker, or a transport that is not connected yet.
         work_dir: a folder for the run's durable state.
-        store: URL of another database than SQLite in ``work_dir``.
+        store: URL of another database than SQLite in ``work_dir``: with ``postgresql://USER@HOST/NAME``
+            (the extra ``postgres``) another machine can go on with the run.
         eval_data: labelled data to evaluate every model on.
         credentials: login and TLS files for the broker.
         on_round: called with every round's line.

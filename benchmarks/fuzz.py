@@ -26,7 +26,6 @@ import mmap
 import os
 import platform
 import random
-import signal
 import struct
 import sys
 import tempfile
@@ -153,8 +152,7 @@ def main() -> None:
 def _fuzz(name: str, wanted: int, engine: str, options: argparse.Namespace) -> Told:
     """Run a decoder's inputs in processes of its own, until all are read or too many have died."""
     told, left, deaths = Told(name), wanted, 0
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "defects"
         while left > 0 and deaths < DIED:
             shared = Shared()
@@ -205,6 +203,7 @@ def _reader(decoder: Decoder, shared: Shared, log: Path) -> Callable[[bytes], No
     warnings.simplefilter("ignore")
     for seed in decoder.seeds[:20]:
         # What is imported and made once is no input's fault.
+        shared.begin(seed)
         with contextlib.suppress(Exception):
             decoder.read(seed)
     tracemalloc.start(1)
@@ -343,5 +342,9 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    main()
+    # All that a process leaves behind when it dies lies there.
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as everything:
+        tempfile.tempdir = everything
+        main()

@@ -289,8 +289,8 @@ def _changed(draw: Draw, value: Any) -> Any:
         if action < 0.2:
             return [*value, *value[place:]] * draw.choice([1, 1, 1, 40])
         return [*value[:place], _changed(draw, value[place]), *value[place + 1 :]]
-    if isinstance(value, int) and draw.random() < 0.5:
-        return value + draw.choice([-1, 1, -value, 1 << 31, 1 << 53])
+    if isinstance(value, int) and draw.random() < 0.6:
+        return draw.choice([value - 1, value + 1, -value, value + (1 << 31), *_WHOLE])
     if isinstance(value, str) and draw.random() < 0.3:
         return mutated(draw, value.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
     if draw.random() < 0.05:

@@ -165,14 +165,15 @@ def _tensors(data: bytes) -> None:
 def decoders() -> list[Decoder]:
     """Those of what comes over the wire, but for results."""
     json_, broken = (mutated_json,), (ProtocolError,)
-    welcomes = [message for message in _messages("down") if _kind(message) == "welcome"]
-    welcomes.append(welcomes[0].replace(b"122880", b"1024"))
+    welcome = next(message for message in _messages("down") if _kind(message) == "welcome")
+    small = welcome.replace(b"122880", b"1024")
+    largest = welcome.replace(b"2000000", b"2147483648").replace(b"122880", b"268435456")
     payloads = [bytes.fromhex(vector["hex"]) for vector in _TRANSFERS["payloads"]]
     weights = [BUNDLE.member("weights.safetensors")]
     return [
         Decoder("from_device", _from_device, _messages("up"), broken, json_),
         Decoder("from_server", _from_server, _messages("down", "all"), broken, json_),
-        Decoder("announced", _announced, welcomes, broken, json_),
+        Decoder("announced", _announced, [welcome, small, largest], broken, json_),
         Decoder("topic", _topic, _topics(), ()),
         Decoder("chunk", _chunk, payloads, broken, (mutated_chunk,)),
         Decoder("bundle", _bundle, [BUNDLE.data], (BundleError,), (mutated_bundle,)),

@@ -92,6 +92,12 @@ def _configure_device(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="examples below which a class is not told",
     )
+    for name, text in (
+        ("histogram-noise", "epsilon of noise on the histogram, 0 for none"),
+        ("statistics-noise", "multiplier of noise on the statistics, 0 for none"),
+        ("feature-norm", "length to which features are clipped for it"),
+    ):
+        parser.add_argument(f"--{name}", type=at_least_zero, default=0.0, metavar="X", help=text)
     stay = parser.add_mutually_exclusive_group()
     stay.add_argument("--once", action="store_true", help="leave after one accepted update")
     stay.add_argument(
@@ -122,6 +128,13 @@ def facts(text: str) -> tuple[str, ...]:
     return given
 
 
+def at_least_zero(text: str) -> float:
+    """A finite number from 0, for argparse."""
+    if not 0 <= float(text) < 1e9:
+        raise ValueError
+    return float(text)
+
+
 def seconds(text: str) -> float:
     """A finite time above 0, for argparse."""
     if not 0 < float(text) < 1e9:
@@ -145,7 +158,13 @@ def _run_device(options: argparse.Namespace) -> int:
             options.username, options.password_file, options.ca, options.cert, options.key
         ),
         held_out=options.held_out,
-        sharing=Sharing(withhold_below=options.withhold_below, **dict.fromkeys(options.share, True)),
+        sharing=Sharing(
+            withhold_below=options.withhold_below,
+            histogram_epsilon=options.histogram_noise,
+            statistics_noise=options.statistics_noise,
+            feature_norm=options.feature_norm,
+            **dict.fromkeys(options.share, True),
+        ),
         join_timeout=options.join_timeout,
     )
     stopped = stop_on_signals(client.stop)

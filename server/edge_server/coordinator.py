@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import EdgeError, RunError
-from edge_sdk.tensors import Array, Tensors
+from edge_sdk.tensors import Tensors
 from edge_sdk.tensors import encode as encode_tensors
 from edge_sdk.transport import Transport
 from edge_server.aggregation import State
@@ -26,13 +25,11 @@ from edge_server.descriptions import Describing, Descriptions
 from edge_server.evaluation import Evaluation, Evaluator
 from edge_server.feature_statistics import FeatureStatistics, calibrated
 from edge_server.fleet import JITTER, Fleet
-from edge_server.mediators import chains
+from edge_server.opening import next_buffer, open_round, restore_round
 from edge_server.phases import Event, Phase, next_phase
 from edge_server.privacy import Spent
-from edge_server.publication import Publication
 from edge_server.rounds import Assessment, RoundResult, TrainingRound
 from edge_server.rows import RoundRow, RunRow
-from edge_server.selection import random_order, select
 from edge_server.store import Store
 
 TICK = 0.05
@@ -43,12 +40,6 @@ PAUSE = 2.0
 LONGEST_PAUSE = 60.0
 QUEUE = 1000
 """Events taken in at a time."""
-
-
-class _ForChains(TypedDict):
-    weights: Tensors
-    publication: Publication
-    histograms: Mapping[str, Array]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,25 +193,9 @@ class Coordinator:
 
     def _training_of(self, row: RoundRow) -> TrainingRound:
         now = time.monotonic()
-        training: TrainingRound
-        if self.run.config.mode == "buffered":
-            training = BufferedRound.restore(self.run, self.bundle, row, now=now)
-            oldest = row.round - self.run.config.max_staleness
-            training.delivered = self.store.delivered(self.run.id, since=oldest)
-            training.models[row.round] = self._fleet.model
-        elif row.chains:
-            training = ChainedRound.restored(self.run, self.bundle, row, now=now, **self._for_chains())
-        else:
-            training = TrainingRound.restore(self.run, self.bundle, row, now=now)
-        training.augment = self._known.augmentation
-        return training
-
-    def _for_chains(self) -> _ForChains:
-        return {
-            "weights": self.weights,
-            "publication": self._fleet.publication,
-            "histograms": self._known.histograms,
-        }
+        return restore_round(
+            self.run, self.bundle, self._fleet, self._known, self.weights, row, self.store, now=now
+        )
 
     def _say_goodbye(self, stop: threading.Event) -> None:
         """Wait, for a while, until the devices have taken the last model; then clear the broker."""
@@ -277,7 +252,7 @@ class Coordinator:
             elif self._known.plan is None:
                 self.store.set_multiples(self.run.id, self._known.make_plan())
             else:
-                self._open_round(present, now)
+                self._open_round(now)
             return
         if len(present) < needed and now >= self._say_again_at:
             self._say_again_at = now + SAY_AGAIN
@@ -306,43 +281,21 @@ class Coordinator:
         self._known.conclude(work.asked)
         self._fire(Event.DESCRIBED)
 
-    def _open_round(self, present: list[str], now: float) -> None:
-        config, number = self.run.config, self.run.round + 1
-        attempts = self.store.rounds(self.run.id, number=number)
-        attempt = attempts[-1].attempt + 1 if attempts else 0
-        cohort = select(
-            present,
-            wanted=config.cohort_size(len(present)),
-            over_selection=config.over_selection,
-            groups=self._known.groups(),
-            seed=config.seed,
-            round_number=number,
-            attempt=attempt,
+    def _open_round(self, now: float) -> None:
+        attempts = self.store.rounds(self.run.id, number=self.run.round + 1)
+        self._round = open_round(
+            self.run,
+            self.bundle,
+            self._fleet,
+            self._known,
+            self.weights,
+            attempt=attempts[-1].attempt + 1 if attempts else 0,
+            now=now,
         )
-        if config.mode == "buffered":
-            self._round = self._next_buffer(None, now)
-        elif config.chain:
-            placed = chains(self._known.histograms_of(cohort.call()), longest=config.chain)
-            self._round = ChainedRound.over(
-                self.run, self.bundle, placed, attempt=attempt, now=now, **self._for_chains()
-            )
-        else:
-            self._round = TrainingRound.open(self.run, self.bundle, cohort, attempt=attempt, now=now)
-        self._round.augment = self._known.augmentation
         self.store.open_round(self._round.row)
         self.first_start = False
         self._fire(Event.ENOUGH_DEVICES)
         self._ask(self._round)
-
-    def _next_buffer(self, earlier: BufferedRound | None, now: float) -> BufferedRound:
-        number = self.run.round + 1
-        order = random_order(
-            self._fleet.present(now), seed=self.run.config.seed, round_number=number, attempt=0
-        )
-        model = self._fleet.model
-        opened = BufferedRound.after(self.run, self.bundle, order, model=model, earlier=earlier, now=now)
-        opened.augment = self._known.augmentation
-        return opened
 
     def _ask(self, work: Assignment, *, kept_until: float = 0.0, going_on: bool = False) -> None:
         def on_called() -> None:
@@ -382,7 +335,7 @@ class Coordinator:
             return
         # Who has begun with the model before may still have to fetch it.
         done.models[done.row.round] = publication.lend(before)
-        self._round = self._next_buffer(done, now)
+        self._round = next_buffer(self.run, self.bundle, self._fleet, self._known, done, now=now)
         for number in done.models.keys() - self._round.models.keys():
             publication.take_back(done.models[number])
         self.store.open_round(self._round.row)

@@ -61,6 +61,9 @@ class RoundResult:
         return asdict(self)
 
 
+MOST_LOSS = 1e30
+"""Nats of one example: more than a float32 program gives, and sums of it stay finite."""
+
 _R = TypeVar("_R", bound="TrainingRound")
 
 
@@ -226,7 +229,12 @@ class Assessment(Assignment):
         if self.cohort.standing(device) not in (Standing.ASKED, Standing.TAKEN, Standing.LOST):
             return
         loss = number(report.loss)
-        if report.correct > report.examples or report.examples > self.config.max_examples or loss < 0:
+        most = MOST_LOSS * report.examples
+        if (
+            report.correct > report.examples
+            or report.examples > self.config.max_examples
+            or not 0 <= loss <= most
+        ):
             raise ProtocolError("the sums of an evaluation contradict one another")
         self.cohort.accept(device)
         self.loss += loss

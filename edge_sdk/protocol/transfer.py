@@ -19,6 +19,8 @@ from edge_sdk.tensors import sha256
 
 CHUNK_BYTES = 120 << 10
 """Payload bytes in a chunk by default: with header and topic it fits AWS IoT Core's 128 KB a message."""
+MAX_CHUNKS = 1 << 20
+"""Chunks in one blob that a receiver keeps count of, a byte for each."""
 
 _HEADER = struct.Struct(">4s32sI16s")
 _MAGIC = b"EDC1"
@@ -113,7 +115,7 @@ class Incoming:
         storage: where its chunks are kept, with those that are there already; memory by default.
 
     Raises:
-        ProtocolError: the announced size is over the limit.
+        ProtocolError: the announced size, or the number of its chunks, is over the limit.
     """
 
     def __init__(self, ref: Ref, *, limit: int, storage: Storage | None = None) -> None:
@@ -121,42 +123,50 @@ class Incoming:
             raise ProtocolError(f"a blob of {ref.size} bytes is over the limit of {limit}")
         self.ref = ref
         self.count = chunk_count(ref)
+        if self.count > MAX_CHUNKS:
+            raise ProtocolError(
+                f"a blob in {self.count} chunks is over the limit of {MAX_CHUNKS}: use larger chunks"
+            )
         self._storage = storage if storage is not None else _Memory(ref)
-        self._missing = set(range(self.count)).difference(self._storage.held())
+        self._there = bytearray(self.count)
+        for index in self._storage.held():
+            self._there[index] = 1
+        self._left = self._there.count(0)
 
     @property
     def received(self) -> int:
         """Bytes received so far, each counted once."""
-        full = (self.count - len(self._missing)) * self.ref.chunk
+        full = (self.count - self._left) * self.ref.chunk
         short = self.count * self.ref.chunk - self.ref.size
-        return full if self.count - 1 in self._missing else full - short
+        return full - short if self._there[-1] else full
 
     def missing_in(self, start: int, stop: int) -> bool:
         """Whether a chunk of ``start`` to ``stop`` − 1 is still missing."""
-        return any(index in self._missing for index in range(start, stop))
+        return self._there.find(0, start, stop) >= 0
 
     def began(self, start: int, stop: int) -> bool:
         """Whether a chunk of ``start`` to ``stop`` − 1 is there."""
-        return any(index not in self._missing for index in range(start, stop))
+        return self._there.find(1, start, stop) >= 0
 
     def next_range(self, window: int) -> tuple[int, int] | None:
         """The first missing range of at most ``window`` chunks, or None if all are there."""
-        if not self._missing:
+        start = self._there.find(0)
+        if start < 0:
             return None
-        start = stop = min(self._missing)
-        while stop in self._missing and stop - start < window:
-            stop += 1
-        return start, stop
+        end = min(start + window, self.count)
+        stop = self._there.find(1, start, end)
+        return start, stop if stop >= 0 else end
 
     def add(self, chunk: Chunk) -> bool:
         """Take a chunk; False if it belongs to another blob, does not fit, or is there already."""
-        if chunk.blob != self.ref.hash or chunk.index not in self._missing:
+        if chunk.blob != self.ref.hash or not self.missing_in(chunk.index, chunk.index + 1):
             return False
         offset = chunk.index * self.ref.chunk
         if len(chunk.data) != min(self.ref.chunk, self.ref.size - offset):
             return False
         self._storage.put(chunk.index, chunk.data)
-        self._missing.discard(chunk.index)
+        self._there[chunk.index] = 1
+        self._left -= 1
         return True
 
     def finish(self) -> bytes:
@@ -165,9 +175,9 @@ class Incoming:
         Raises:
             ProtocolError: chunks are missing, or the SHA-256 differs.
         """
-        data = b"" if self._missing else self._storage.whole()
-        if self._missing or sha256(data) != self.ref.hash:
-            self._missing = set(range(self.count))
+        data = b"" if self._left else self._storage.whole()
+        if self._left or sha256(data) != self.ref.hash:
+            self._there, self._left = bytearray(self.count), self.count
             self._storage.clear()
             raise ProtocolError("a blob is not the one that was announced: its SHA-256 differs")
         return data

@@ -151,6 +151,8 @@ def _members(data: bytes) -> dict[str, bytes]:
                 raise BundleError(f"more than {MAX_MEMBERS} members, or one of them twice")
             for info in infos:
                 _check_member(info, len(data))
+            if sum(info.file_size for info in infos) > len(data):
+                raise BundleError("its members lie in one another: together they are larger than the file")
             return {info.filename: archive.read(info) for info in infos}
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError, RuntimeError) as error:
         raise BundleError(f"not a bundle, or a truncated one ({error})") from None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import safetensors
 
 from edge_sdk.data import Dataset
 from edge_sdk.data.labels import histogram, labels_of
@@ -19,7 +18,7 @@ from edge_sdk.manifest import Manifest
 from edge_sdk.noise import discrete_laplace
 from edge_sdk.noisy_statistics import FeatureNoise
 from edge_sdk.protocol.messages import Fact, Task
-from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite, decode
+from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite, decode, views
 
 LARGEST = 2.0**53
 """Of a descriptor's values: beyond it distances lose what tells devices apart."""
@@ -165,13 +164,9 @@ def check_description(
 
     Raises:
         TensorError: not the tensors that were wanted, none of them, counts below 0 or over the most, or
-            values that are
-            not finite or too large to be compared.
+            values that are not finite or too large to be compared.
     """
-    try:
-        names = {name for name, _ in safetensors.deserialize(data)}  # type: ignore[no-untyped-call]
-    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
-        raise TensorError(f"not a valid safetensors file: {error}") from None
+    names = views(data)
     specs = [spec for spec in description_specs(wants, manifest) if spec.name in names]
     told = decode(data, specs)
     if not told:

@@ -25,6 +25,8 @@ _NUMPY_OF = {
     "I32": np.dtype("<i4"),
     "I8": np.dtype("i1"),
 }
+MAX_HEADER_BYTES = 1 << 20
+"""Of a file's header, which reading makes a dozen times larger: about ten thousand tensors."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -48,9 +50,14 @@ def encode(tensors: Mapping[str, Array]) -> bytes:
 
     >>> encode({"b": np.zeros(2, np.float32)}) == encode({"b": np.zeros(2, np.float32)})
     True
+
+    Raises:
+        TensorError: too many tensors to be read again: their header is over 1 MiB.
     """
     ordered = {name: np.array(tensors[name], order="C", copy=None) for name in sorted(tensors)}
-    return bytes(safetensors.numpy.save(ordered))
+    data = bytes(safetensors.numpy.save(ordered))
+    _check_header(data)
+    return data
 
 
 def decode(data: bytes, expected: Iterable[TensorSpec]) -> Tensors:
@@ -64,10 +71,7 @@ def decode(data: bytes, expected: Iterable[TensorSpec]) -> Tensors:
             shape or dtype than declared.
     """
     specs = {spec.name: spec for spec in expected}
-    try:
-        found: dict[str, dict[str, Any]] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
-    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
-        raise TensorError(f"not a valid safetensors file: {error}") from None
+    found = views(data)
     _check_names(found.keys(), specs.keys())
     tensors = {}
     for name, spec in specs.items():
@@ -80,6 +84,19 @@ def decode(data: bytes, expected: Iterable[TensorSpec]) -> Tensors:
             )
         tensors[name] = np.frombuffer(view["data"], dtype).reshape(spec.shape).copy()
     return tensors
+
+
+def views(data: bytes) -> dict[str, dict[str, Any]]:
+    """By name the ``dtype``, ``shape`` and ``data`` of each tensor in safetensors ``data``, not yet checked.
+
+    Raises:
+        TensorError: the bytes are not safetensors, or their header is over 1 MiB.
+    """
+    _check_header(data)
+    try:
+        return dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
+        raise TensorError(f"not a valid safetensors file: {error}") from None
 
 
 def check(tensors: Mapping[str, Array], expected: Iterable[TensorSpec]) -> None:
@@ -108,6 +125,13 @@ def check_finite(tensors: Mapping[str, Array]) -> None:
 def sha256(data: bytes | memoryview) -> str:
     """Hex SHA-256 of ``data``: how bundles, models and updates are named."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _check_header(data: bytes) -> None:
+    if (size := int.from_bytes(data[:8], "little")) > MAX_HEADER_BYTES:
+        raise TensorError(
+            f"not a valid safetensors file: its header of {size} bytes is over {MAX_HEADER_BYTES}"
+        )
 
 
 def _check_names(found: Iterable[str], expected: Iterable[str]) -> None:

@@ -107,7 +107,7 @@ def unpack(
 
     Raises:
         TensorError: not the tensors that the codec makes of this model's, a scale that is not finite or
-            below 0, or a frame that is damaged or too large.
+            below 0, an integer below -127, or a frame that is damaged, too large, or not the only one.
     """
     if compression == "zstd":
         data = _decompressed(data, limit)
@@ -115,6 +115,8 @@ def unpack(
     for name, tensor in sent.items():
         if name.startswith(SCALE) and not (np.isfinite(tensor) & (tensor >= 0)).all():
             raise TensorError(f"tensor {name!r} holds scales that are not finite or below 0")
+        if tensor.dtype == np.int8 and (tensor < -LEVELS).any():
+            raise TensorError(f"tensor {name!r} holds -128, which the codec does not make")
     return restored(sent, parameters)
 
 
@@ -158,9 +160,10 @@ def _decompressed(data: bytes, limit: int) -> bytes:
         size = zstd.frame_content_size(data)
         if not 0 <= size <= limit:
             raise TensorError(f"a compressed update declares {size} bytes, over the limit of {limit}")
-        return bytes(zstd.ZstdDecompressor().decompress(data, max_output_size=limit))
+        frame = zstd.ZstdDecompressor()
+        return bytes(frame.decompress(data, max_output_size=limit, allow_extra_data=False))
     except zstd.ZstdError as error:
-        raise TensorError(f"an update's zstd frame is damaged: {error}") from None
+        raise TensorError(f"an update's zstd frame is damaged, or more is behind it: {error}") from None
 
 
 def _zstd() -> Any:

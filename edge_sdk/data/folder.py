@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,14 @@ from edge_sdk.errors import DataError
 from edge_sdk.tensors import Array
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff"})
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+"""Those of the suffixes, as Pillow calls them."""
+MAX_BYTES = 1 << 28
+"""Of one image file."""
+MAX_PIXELS = 1 << 25
+"""Of one image: 33 megapixels."""
+# Pixels that a byte can stand for, so that a small file cannot make us allocate much. DEFLATE makes 8256.
+_MAX_EXPANSION = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +65,23 @@ class ImageFolder:
         pillow = _pillow()
         path = self.paths[index]
         try:
-            with pillow.open(path) as file:
-                image = file.convert("L" if self.channels == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            image = self._decoded(path, pillow)
+        except Exception as error:  # Pillow's decoders document none
             raise DataError(f"example {index}: {path} is not an image that can be read ({error})") from None
+        return image, int(self.labels[index])
+
+    def _decoded(self, path: Path, pillow: ModuleType) -> Array:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ValueError(f"its {size} bytes are over the limit of {MAX_BYTES}")
+        # From memory, where a read of more than there is allocates nothing.
+        with pillow.open(io.BytesIO(path.read_bytes()), formats=FORMATS) as image:
+            limit = min(MAX_PIXELS, size * _MAX_EXPANSION)
+            if image.width * image.height > limit:
+                raise ValueError(f"its {image.width} x {image.height} pixels are over the limit of {limit}")
+            image = image.convert("L" if self.channels == 1 else "RGB")
         if self.size is not None:
             image = image.resize((self.size[1], self.size[0]), pillow.Resampling.BILINEAR)
-        return np.array(image, np.uint8), int(self.labels[index])
+        return np.array(image, np.uint8)
 
 
 def class_folders(folder: Path) -> list[str]:

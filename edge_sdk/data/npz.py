@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,19 +21,25 @@ from edge_sdk.tensors import Array
 MAX_BYTES = 1 << 32
 # DEFLATE cannot expand by more, so a small file cannot make us allocate much.
 _MAX_EXPANSION = 1032
+# By which NumPy writes; the others expand by more.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What zipfile raises, and what NumPy's evaluation of a header does.
+_UNREADABLE = (OSError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, ValueError)
+_UNUSABLE = (ValueError, TypeError, tokenize.TokenError, SyntaxError, OverflowError, MemoryError)
 
 
 def load_npz(path: Path) -> ArrayDataset:
     """Read ``images`` and ``labels``. Nothing is unpickled, and sizes are checked before they are allocated.
 
     Raises:
-        DataError: unreadable, no npz, a key missing, a pickle in it, or an array that is not as declared,
-            over 4 GiB, or not what :class:`ArrayDataset` takes (float64 images become float32).
+        DataError: unreadable, no npz, a key missing, a pickle in it, an array that is not as declared, over
+            4 GiB, compressed by another method than DEFLATE, or not what :class:`ArrayDataset` takes
+            (float64 images become float32).
     """
     try:
         with zipfile.ZipFile(path) as archive:
             images, labels = (_read(path, archive, key) for key in ("images", "labels"))
-    except (OSError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path}: not a readable .npz file ({error})") from None
     try:
         with np.errstate(over="ignore"):
@@ -67,6 +74,8 @@ def _read(path: Path, archive: zipfile.ZipFile, key: str) -> Array:
         info = archive.getinfo(f"{key}.npy")
     except KeyError:
         raise DataError(f"{path}: has no array {key!r}; it needs 'images' and 'labels'") from None
+    if info.compress_type not in _METHODS:
+        raise DataError(f"{path}: array {key!r} is not compressed as NumPy does it: write it with np.savez")
     if info.file_size > min(MAX_BYTES, info.compress_size * _MAX_EXPANSION):
         raise DataError(f"{path}: array {key!r} declares {info.file_size} bytes, more than it can hold")
     try:
@@ -83,7 +92,7 @@ def _read(path: Path, archive: zipfile.ZipFile, key: str) -> Array:
             raise ValueError(f"it declares {dtype} {list(shape)} but holds {data} bytes")
         with archive.open(info) as file:
             return np.asarray(npy.read_array(file, allow_pickle=False))
-    except ValueError as error:
+    except _UNUSABLE as error:
         raise DataError(f"{path}: array {key!r} cannot be used: {error}") from None
 
 

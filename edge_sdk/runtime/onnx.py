@@ -30,7 +30,7 @@ class OnnxRuntime:
 
     Raises:
         RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
-        BundleError: the bundle holds no ONNX programs.
+        BundleError: the bundle holds no ONNX programs; at its first use, a program that is no ONNX.
     """
 
     def __init__(self, bundle: Bundle, *, threads: int = 0, providers: Sequence[str] | None = None) -> None:
@@ -132,7 +132,8 @@ class OnnxRuntime:
         # The level above re-orders maps in memory for convolutions with constant weights. Ours are inputs,
         # so that it would re-order around poolings alone, which takes longer than the poolings.
         level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        return _session(self._bundle.program("onnx", method), level, self._threads, self._providers)
+        program = self._bundle.program("onnx", method)
+        return _session(program, method, level, self._threads, self._providers)
 
 
 def open_frozen(
@@ -142,9 +143,10 @@ def open_frozen(
 
     Raises:
         RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
+        BundleError: the program is no ONNX.
     """
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    session = _session(program, level, threads, _check_providers(providers))
+    session = _session(program, "describe", level, threads, _check_providers(providers))
 
     def run(x: Array) -> Array:
         output: Array = session.run(None, {"x": x})[0]
@@ -200,7 +202,7 @@ class _Step:
                 self._binding.bind_ortvalue_input(name, value)
 
 
-def _session(program: bytes, level: Any, threads: int, providers: Sequence[str]) -> Any:
+def _session(program: bytes, method: str, level: Any, threads: int, providers: Sequence[str]) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -208,7 +210,13 @@ def _session(program: bytes, level: Any, threads: int, providers: Sequence[str])
     options.graph_optimization_level = level
     # Worker threads that spin after a run would burn a phone's battery between steps.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    return ort.InferenceSession(program, options, providers=list(providers))
+    try:
+        return ort.InferenceSession(program, options, providers=list(providers))
+    except Exception as error:  # ONNX Runtime's own have no common base
+        reason = str(error).partition("\n")[0]
+        raise BundleError(
+            f"the bundle's {method} program is none that ONNX Runtime can open: export it again ({reason})"
+        ) from None
 
 
 def _value(array: Array) -> Any:

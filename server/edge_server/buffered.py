@@ -11,7 +11,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.protocol.messages import Key, Ref, Task
 from edge_server.aggregation import WeightedSum
 from edge_server.cohort import Cohort
-from edge_server.config import STALENESS_UNIT
+from edge_server.config import STALENESS_UNIT, RunConfig
 from edge_server.rounds import TrainingRound, round_row
 from edge_server.rows import AcceptedResult, RoundRow, RunRow
 
@@ -57,7 +57,8 @@ class BufferedRound(TrainingRound):
             model: the newest model.
         """
         wanted = run.config.buffer
-        cohort = Cohort(wanted=wanted, asked=run.config.cohort_size(len(order)), order=order, refilled=True)
+        asked = _at_once(run.config, present=len(order))
+        cohort = Cohort(wanted=wanted, asked=asked, order=order, refilled=True)
         if earlier is not None:
             assert isinstance(earlier.cohort, Cohort)
             cohort.carry_over(earlier.cohort)
@@ -79,9 +80,7 @@ class BufferedRound(TrainingRound):
     @classmethod
     def restore(cls, run: RunRow, bundle: Bundle, row: RoundRow, *, now: float) -> BufferedRound:
         """The buffer as the store has it, without its accepted updates: those are added again."""
-        # Nobody may have been asked yet; of how many a share is meant is known from the next buffer on.
-        share = run.config.participants
-        asked = share if isinstance(share, int) else max(len(row.selected), 1)
+        asked = _at_once(run.config, present=len(row.selected))
         cohort = Cohort.restored(wanted=row.wanted, asked=asked, selected=row.selected, refilled=True)
         return cls.of(run, bundle, row, cohort, now=now)
 
@@ -121,3 +120,8 @@ class BufferedRound(TrainingRound):
         self.delivered.add((result.device, result.round))
         self.began_at.pop(result.device, None)
         self.hashes.pop(result.device, None)
+
+
+def _at_once(config: RunConfig, *, present: int) -> int:
+    """Devices at work at a time. A number holds although not so many are there yet: they may come."""
+    return config.participants if isinstance(config.participants, int) else config.cohort_size(present)

@@ -157,6 +157,8 @@ class Coordinator:
         # Who was there before is given the time to say so, or the first to do it would be all that are asked.
         self._not_before = time.monotonic() + JITTER + 1
         trained = [row for row in rows if row.kind == "train"][-1]
+        unsaid = [row for row in rows if row.status == "aggregated" and row.figures is None]
+        self._restore_earlier([row for row in unsaid if row.round < trained.round])
         if rows[-1].kind == "statistics":
             self._round = self._training_of(trained)
             self._restore_statistics(rows[-1])
@@ -180,6 +182,16 @@ class Coordinator:
             self._round = self._training_of(trained)
             self._phase = Phase.EVALUATING
             self._fire(Event.BIASED if config.calibration != "none" else Event.LAST_EVALUATED)
+
+    def _restore_earlier(self, rows: list[RoundRow]) -> None:
+        """Say what buffers came to whose server ended while the next one filled; their models are gone."""
+        for row in rows:
+            done = self._training_of(row)
+            assert isinstance(done, BufferedRound)
+            for result in self.store.results(row):
+                done.count(result)
+            self._earlier.append((done, None, 0.0))
+        self._conclude_earlier()
 
     def _restore_statistics(self, row: RoundRow) -> None:
         self._statistics = FeatureStatistics.restore(self.run, self.bundle, row, now=time.monotonic())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +31,7 @@ KEPT_PARTIALS = 2
 """Unfinished downloads kept: a run's bundle and its model."""
 LEFT = ".*.????????"
 """Names of files that were never finished."""
+_TOKEN = re.compile("[0-9a-f]{16,32}")
 _NEXT = 2 * 10**9  # ns; the coarsest file system counts in steps of 2 s
 
 
@@ -73,7 +75,7 @@ class Workspace:
     """The folder at ``path``, made where it is missing and locked until :meth:`close`.
 
     Raises:
-        RunError: the folder cannot be written, or another client uses it.
+        RunError: the folder cannot be written, another client uses it, or its install key cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -97,6 +99,11 @@ class Workspace:
         self.open_bundle = ""
         """SHA-256 of a bundle in use, which stays here whatever else is kept."""
         self.install = self._once("install", secrets.token_hex(16))
+        if not _TOKEN.fullmatch(self.install):
+            # A disk has lost it; no server would take it.
+            with writing():
+                (self.path / "install").unlink()
+            self.install = self._once("install", secrets.token_hex(16))
 
     def close(self) -> None:
         """Let another client use the folder."""
@@ -107,6 +114,7 @@ class Workspace:
 
         Raises:
             ProtocolError: the id may not stand in a topic.
+            RunError: the one that was kept cannot be read.
         """
         return check_id(given if given is not None else self._once("id", f"device-{secrets.token_hex(4)}"))
 
@@ -258,12 +266,15 @@ class Workspace:
         if not path.exists():
             with writing():
                 replace(path, value.encode())
-        return path.read_text().strip()
+        try:
+            return path.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            raise RunError(f"{path} is not a file that can be read as text: remove it") from None
 
     def _read(self, name: str, kind: type[_T]) -> _T | None:
         try:
             return msgspec.json.decode((self.path / name).read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, RecursionError):
             return None
 
 

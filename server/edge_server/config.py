@@ -31,6 +31,7 @@ from edge_server.aggregation import (
 
 Seconds = Annotated[float, Meta(gt=0, le=10_000_000)]
 Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
+Norm = Annotated[float, Meta(ge=0, le=1e30)]
 
 STALENESS_UNIT = 256
 MAX_COHORT = 4096
@@ -127,7 +128,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mode: Literal["rounds", "buffered"] = "rounds"
     buffer: Annotated[int, Meta(ge=1, le=MAX_COHORT)] = 5
     max_staleness: Annotated[int, Meta(ge=0, le=1000)] = 20
-    participants: int | float = 10
+    participants: Annotated[int, Meta(ge=1, le=MAX_COHORT)] | float = 10
     over_selection: Annotated[float, Meta(ge=1, le=10)] = 1.0
     min_devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     min_participants: Annotated[int, Meta(ge=1, le=100_000)] = 1
@@ -141,14 +142,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     weight_decay: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     local_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     keep_momentum: bool = False
-    proximal: Annotated[float, Meta(ge=0)] = 0.0
-    clip_norm: Annotated[float, Meta(ge=0)] = 0.0
+    proximal: Norm = 0.0
+    clip_norm: Norm = 0.0
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
     decay: Annotated[float, Meta(gt=0, le=1)] = 0.99
     evaluation: Literal["server", "devices", "none"] = "server"
     aggregation: Literal["mean", "median", "trimmed_mean"] = "mean"
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
-    max_norm: Annotated[float, Meta(ge=0)] = 0.0
+    max_norm: Norm = 0.0
     over_norm: Literal["refuse", "clip"] = "refuse"
     noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
@@ -174,8 +175,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         except msgspec.ValidationError as error:
             raise RunError(_in_words(error)) from None
         check_id(self.fleet, "fleet")
-        whole = float(self.participants).is_integer() and isinstance(self.participants, int)
-        if not (1 <= self.participants <= MAX_COHORT if whole else 0 < self.participants <= 1):
+        whole = isinstance(self.participants, int)
+        if not whole and not 0 < self.participants <= 1:
             raise RunError(
                 f"participants is {self.participants}: give a count to {MAX_COHORT} or a fraction in (0, 1]"
             )
@@ -327,7 +328,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The settings in a TOML file; RunError if it is not one."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read as TOML: {error}") from None
 
 

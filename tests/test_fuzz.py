@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# They let errors through that they do not document.
-NOT_YET = {"identity", "npz"}
-DECODERS = [decoder for decoder in decoders() if decoder.name not in NOT_YET]
+DECODERS = decoders()
 SOME = settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -23,10 +23,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.faults import plan
@@ -42,6 +44,8 @@ LOST = 7.0
 
 def main() -> int:
     options = _options()
+    # What has been started is ended then, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="edge-chaos-") as made:
         folder = options.folder or Path(made)
@@ -67,6 +71,8 @@ def main() -> int:
 def _trials(options: argparse.Namespace, folder: Path) -> dict[tuple[str, str, int], Trial]:
     """By mode, way and number, what became of each run."""
     modes = [mode for mode in MODES if options.only is None or mode.name == options.only]
+    if options.short:
+        modes = [replace(MODES[0], bundle="small", rounds=20)]
     whole: dict[str, str] = {}
     trials: dict[tuple[str, str, int], Trial] = {}
     number = 0
@@ -163,6 +169,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=30, metavar="N", help="most faults in one run")
     parser.add_argument("--pause", type=float, default=1.0, metavar="S", help="mean seconds between faults")
     parser.add_argument("--only", choices=[mode.name for mode in MODES], help="one mode in place of all")
+    parser.add_argument("--short", action="store_true", help="a small model and one mode, for tests")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep logs and stores here")
     parser.add_argument("--verbose", action="store_true", help="last words of processes after each run")
     parser.add_argument("--json", type=Path, metavar="PATH")

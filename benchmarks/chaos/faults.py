@@ -10,25 +10,28 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of ``kind``, ``after`` seconds after the one before it.
+    """One fault of ``kind``.
 
-    ``victim`` is a service (``server``, ``broker``, ``d3``); empty where all are meant. A service is away, or
-    links are bad, for ``lasts`` seconds.
+    It happens ``after`` seconds after the one before it; or, if ``upon`` is not empty, as soon as a message
+    of that kind passes then. ``victim`` is a service (``server``, ``broker``, ``d3``), or ``device`` for the
+    one whose message that was; empty where all are meant. A service is away, or links are bad, for ``lasts``
+    seconds.
     """
 
     kind: str
     victim: str
     after: float
+    upon: str
     lasts: float
 
 
 KINDS: dict[str, tuple[str, float]] = {
     "server killed": ("server", 2.0),
     "broker killed": ("broker", 2.0),
-    "device killed": ("device", 3.0),
-    "server stopped": ("server", 5.0),
-    "broker stopped": ("broker", 5.0),
-    "device stopped": ("device", 8.0),
+    "device killed": ("device", 2.0),
+    "server stopped": ("server", 4.0),
+    "broker stopped": ("broker", 4.0),
+    "device stopped": ("device", 6.0),
     "link cut": ("client", 0.0),
     "download cut": ("client", 0.0),
     "upload cut": ("client", 0.0),
@@ -39,6 +42,9 @@ KINDS: dict[str, tuple[str, float]] = {
 }
 """By kind whom it befalls, and the most seconds that it lasts. A client is the server or a device; its
 downloads and uploads are cut in the middle of a chunk."""
+
+UPON = ("join", "task", "model", "taken", "chunk", "grant", "offer", "receipt")
+"""Half of the faults come with a message that means something, the others whenever it may be."""
 
 FLEET_LOST = "fleet lost"
 """All devices are killed at once, for longer than the grace of a run that repeats a round then."""
@@ -58,6 +64,8 @@ def plan(devices: list[str], *, seed: list[int], pause: float, lost: float = 0.0
     while True:
         for kind in rng.permutation(kinds):
             whom, longest = KINDS.get(kind, ("", 0.0))
-            victim = str(rng.choice(victims[whom]))
+            victim, upon = str(rng.choice(victims[whom])), str(rng.choice(UPON) if rng.random() < 0.5 else "")
+            if upon and victim in devices:
+                victim = "device"
             lasts = lost if kind == FLEET_LOST else float(rng.uniform(0.1, 1.0) * longest)
-            yield Fault(str(kind), victim, float(rng.exponential(pause)), lasts)
+            yield Fault(str(kind), victim, float(rng.exponential(pause)), upon, lasts)

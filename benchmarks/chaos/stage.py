@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from edge_simulation.proxy import Direction, Proxy, Rates
 FLEET = "chaos"
 CHUNK = 1000
 """Bytes from which on a message is taken for a part of a model or an update."""
+TICK = 0.02
 AGAIN = 0.5
 """Seconds after which a process that has failed is started again, as systemd would."""
 
@@ -132,6 +134,9 @@ class Stage:
     proxy: Proxy = field(init=False)
     _broker: MosquittoBroker = field(init=False)
     _broker_is_well: bool = field(default=True, init=False)
+    _upon: str = field(default="", init=False)
+    _came: threading.Event = field(default_factory=threading.Event, init=False)
+    _came_of: str = field(default="d0", init=False)
     _undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list, init=False)
 
     def __enter__(self) -> Stage:
@@ -177,8 +182,14 @@ class Stage:
     def _services(self) -> list[Service]:
         return [*([self.server] if hasattr(self, "server") else []), *self.fleet.values()]
 
-    def wait(self, seconds: float) -> bool:
-        """Keep all running for ``seconds``; True as soon as the server has ended well."""
+    def wait(self, seconds: float, *, upon: str = "") -> bool:
+        """Keep all running for ``seconds``, or until a message of kind ``upon`` passes if it is not empty.
+
+        Returns:
+            True as soon as the server has ended well.
+        """
+        self._came.clear()
+        self._upon = upon
         until = time.monotonic() + seconds
         while not self.server.ended and (now := time.monotonic()) < until:
             for due, undo in [entry for entry in self._undo if entry[0] <= now]:
@@ -186,7 +197,8 @@ class Stage:
                 undo()
             for service in self._services():
                 service.look(now)
-            time.sleep(0.02)
+            if self._came.wait(TICK) and upon:
+                break
         return self.server.ended
 
     def heal(self) -> None:
@@ -197,7 +209,7 @@ class Stage:
 
     def befall(self, fault: Fault) -> None:
         """Let ``fault`` happen, if its victim is well; what it does is undone in time."""
-        undo = self._do(fault)
+        undo = self._do(fault.kind, self._came_of if fault.victim == "device" else fault.victim, fault.lasts)
         if undo is not None:
             self._done[fault.kind] += 1
             self._undo.append((time.monotonic() + fault.lasts, undo))
@@ -211,17 +223,20 @@ class Stage:
         }
         return self._done + Counter(cuts)
 
-    def _do(self, fault: Fault) -> Callable[[], None] | None:
+    def _do(self, kind: str, victim: str, lasts: float) -> Callable[[], None] | None:
         """Begin a fault; what ends it, or None if it does not happen, or not now."""
-        kind, victim = fault.kind, fault.victim
         if kind == FLEET_LOST:
             return self._lose_fleet()
         if victim == "broker":
             return self._harm_broker(kind)
         if kind.startswith("messages"):
             return self._disturb(kind)
-        service = self.server if victim == "server" else self.fleet[victim]
         client = f"edge-server-{FLEET}-" if victim == "server" else f"edge-{victim}-"
+        if kind in ("download cut", "upload cut"):
+            # It happens with the next chunk.
+            self.proxy.cut_within(client, "up" if kind == "upload cut" else "down", at_least=CHUNK)
+            return None
+        service = self.server if victim == "server" else self.fleet[victim]
         if not service.is_well:
             return None
         if kind.endswith("killed"):
@@ -230,11 +245,7 @@ class Stage:
         if kind.endswith("stopped"):
             service.stop()
             return service.go_on
-        if kind in ("download cut", "upload cut"):
-            # It happens with the next chunk.
-            self.proxy.cut_within(client, "up" if kind == "upload cut" else "down", at_least=CHUNK)
-            return None
-        happens = self.proxy.cut(client) if kind == "link cut" else self.proxy.stall(fault.lasts, client)
+        happens = self.proxy.cut(client) if kind == "link cut" else self.proxy.stall(lasts, client)
         return (lambda: None) if happens else None
 
     def _lose_fleet(self) -> Callable[[], None] | None:
@@ -277,9 +288,15 @@ class Stage:
 
         return end
 
-    def _on_publish(self, _client: str, direction: Direction, topic: str, payload: bytes) -> None:
+    def _on_publish(self, client: str, direction: Direction, topic: str, payload: bytes) -> None:
         """In the proxy's thread."""
-        if topic.endswith("/receipt"):
+        device, kind = topic.split("/")[-2:]
+        if "/model/" in topic:
+            device, kind = client.removeprefix("edge-").rpartition("-")[0], "model"
+        if kind == self._upon and device in self.fleet:
+            self._came_of = device
+            self._came.set()
+        if kind == "receipt":
             receipt = decode_from_server("receipt", payload)
             assert isinstance(receipt, Receipt)
-            self.receipts.append((direction, topic.split("/")[-2], receipt))
+            self.receipts.append((direction, device, receipt))

@@ -18,6 +18,8 @@ from edge_server.store import Store
 
 HUNG = 900.0
 """Seconds after its last fault within which a run must have ended."""
+PATIENCE = 3.0
+"""Seconds that a fault waits for its message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +43,23 @@ MODES = (
     Mode(
         name="plain",
         bundle="wide",
-        rounds=12,
+        rounds=16,
         serve=("--strategy", "fedavgm", "--momentum", "0.5", "--evaluation", "devices"),
         device=("--held-out", "0.2"),
     ),
     Mode(
         name="chained",
         bundle="small",
-        rounds=12,
+        rounds=40,
         serve=("--chain", "2", "--chunk-bytes", "1024"),
         device=("--share", "histogram", "--withhold-below", "0"),
         chained=True,
     ),
-    Mode(name="int8+zstd", bundle="wide", rounds=12, serve=("--codec", "int8", "--compression", "zstd")),
+    Mode(name="int8+zstd", bundle="wide", rounds=16, serve=("--codec", "int8", "--compression", "zstd")),
     Mode(
         name="buffered",
         bundle="wide",
-        rounds=16,
+        rounds=40,
         serve=("--mode", "buffered", "--buffer", "3", "--strategy", "fedavgm", "--momentum", "0.5"),
         synchronous=False,
     ),
@@ -135,6 +137,8 @@ def run(
         for fault in faults:
             if sum(stage.done.values()) >= most or stage.wait(fault.after):
                 break
+            if fault.upon and stage.wait(PATIENCE, upon=fault.upon):
+                break
             stage.befall(fault)
         stage.heal()
         ended = stage.wait(HUNG)
@@ -142,7 +146,7 @@ def run(
         if not ended:
             trial.wrong.append(f"the run has not ended within {HUNG:.0f} s of its last fault")
         # The devices are told, and go; those that came too late are not waited for.
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 3
         while time.monotonic() < deadline and not all(d.ended for d in stage.fleet.values()):
             for service in stage.fleet.values():
                 service.look(time.monotonic())

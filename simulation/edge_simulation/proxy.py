@@ -98,6 +98,7 @@ class Proxy:
         """Of all connections so far, in the order in which they came."""
         self.done: Counter[str] = Counter()
         """How many packets were doubled and reordered, and connections cut, and cut within a packet."""
+        self._to_cut: list[tuple[str, Direction, int]] = []
         self._seed = seed
         self._on_publish = on_publish
         self._connections: set[_Connection] = set()
@@ -140,21 +141,23 @@ class Proxy:
 
         return self._call(cut())
 
-    def cut_within(self, client: str, direction: Direction, *, at_least: int = 0) -> int:
-        """Break each of these connections in the middle of its next PUBLISH of ``at_least`` bytes.
+    def cut_within(self, client: str, direction: Direction, *, at_least: int = 0) -> None:
+        """Break a connection in the middle of the next PUBLISH of ``at_least`` bytes, of such a client.
 
-        Returns:
-            How many connections that may befall; ``done["cut within up"]`` and ``done["cut within down"]``
-            count those that it has befallen.
+        It need not be connected yet. ``done["cut within up"]`` and ``done["cut within down"]`` count what has
+        happened.
         """
+        self._to_cut.append((client, direction, at_least))
 
-        async def arm() -> int:
-            chosen = self._chosen(client)
-            for connection in chosen:
-                connection.cut_within[direction] = at_least
-            return len(chosen)
-
-        return self._call(arm())
+    def is_last(self, traffic: Traffic, direction: Direction, size: int) -> bool:
+        """Whether the connection is to end in the middle of this PUBLISH; the next one lives."""
+        for cut in self._to_cut:
+            client, its, at_least = cut
+            if traffic.client.startswith(client) and its == direction and size >= at_least:
+                self._to_cut.remove(cut)
+                self.done[f"cut within {direction}"] += 1
+                return True
+        return False
 
     def stall(self, seconds: float, client: str = "") -> int:
         """Pass nothing on, in neither direction, for ``seconds``; returns on how many connections."""
@@ -230,8 +233,6 @@ class _Connection:
     ) -> None:
         self.traffic = Traffic()
         self.stalled_until = 0.0
-        self.cut_within: dict[Direction, int] = {}
-        """By direction, from how many bytes on a PUBLISH is to be the last, and half of it."""
         self._proxy = proxy
         self._version = 4
         self._up = _Way("up", client[0], broker[1], random.Random(f"{seed}/up"))
@@ -293,8 +294,7 @@ class _Connection:
         self._proxy.arrived(self.traffic, way.direction, publish)
         if publish.id is not None:
             way.unacknowledged.add(publish.id)
-        if len(packet) >= self.cut_within.get(way.direction, 1 << 62):
-            self._proxy.done[f"cut within {way.direction}"] += 1
+        if self._proxy.is_last(self.traffic, way.direction, len(packet)):
             self._write(way, packet[: len(packet) // 2])
             return False
         if publish.qos < 2 and publish.topic:

@@ -200,7 +200,7 @@ def test_a_cut_connection_is_lost_while_others_stay(proxy):
 @pytest.mark.parametrize(("cut", "direction"), [("reader", "down"), ("writer", "up")])
 def test_a_connection_that_is_cut_in_a_packet_delivers_half_of_it(proxy, cut, direction):
     with Peer(proxy.port, "reader", V311, "t/#") as reader, Peer(proxy.port, "writer") as writer:
-        assert proxy.cut_within(cut, direction, at_least=1000) == 1
+        proxy.cut_within(cut, direction, at_least=1000)
         writer.send("t/x", b"passes")
         assert reader.take(1) == [("t/x", b"passes")]
         before = next(t.down if direction == "down" else t.up for t in proxy.traffic if t.client == cut)

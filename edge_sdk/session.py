@@ -213,11 +213,7 @@ class Session:
         if isinstance(cause, Task):
             return self.worker.perform(cause, self.link, self._exchange, cancelled)
         if isinstance(cause, Offer):
-            data = self.worker.workspace.blob(cause.blob.hash)
-            if data is None:
-                self.worker.workspace.clear_pending(accepted=False)
-                return None
-            return self.worker.hand_in(cause, data, self._exchange, cancelled, timeout=HAND_IN)
+            return self.worker.settle(cause, self._exchange, cancelled, timeout=HAND_IN)
         assert self._welcome is not None
         self.worker.load(self._welcome.bundle, cause.model, self._exchange, cancelled)
         return None

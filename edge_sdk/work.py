@@ -140,6 +140,9 @@ class Worker:
             _check_compression(task)
         data_set = self._data_for(task)
         link.send(Taken(**key_of(task), examples=len(data_set[1])))
+        if task.kind == "train" and pending is not None and pending.run == task.run:
+            # Whether the one before counts decides what this one goes on from.
+            self.settle(pending, exchange, cancelled, timeout=task.deadline)
         bundle, runtime = self.open(task.bundle, exchange, cancelled)
         if task.kind == "describe":
             told = self._describe(task, bundle, *data_set, cancelled)
@@ -272,6 +275,16 @@ class Worker:
                 raise ProtocolError(f"the data cannot be augmented as the task wants: {error}") from None
             self._augmented = (made_of, data_set)
         return self._augmented[1]
+
+    def settle(
+        self, offer: Offer, exchange: Exchange, cancelled: Cancellation, *, timeout: float
+    ) -> Receipt | None:
+        """Hand in an update that was kept; None if it is not here any more, or damaged."""
+        data = self.workspace.blob(offer.blob.hash)
+        if data is None:
+            self.workspace.clear_pending(accepted=False)
+            return None
+        return self.hand_in(offer, data, exchange, cancelled, timeout=timeout)
 
     def hand_in(
         self, offer: Offer, data: bytes, exchange: Exchange, cancelled: Cancellation, *, timeout: float

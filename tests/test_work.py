@@ -112,8 +112,22 @@ def test_an_attempt_that_is_repeated_gives_the_same_update(worker, wire, bundle,
         assert first is None
     wire.accepts = True
     updates(worker, wire, task_of(bundle, 2, attempt=1, **fields))
-    _, thrown_away, repeated = wire.delivered
-    assert repeated == thrown_away
+    assert wire.delivered[-1] == wire.delivered[1]
+
+
+@pytest.mark.parametrize("fields", HANDED_ON, ids=["velocity", "residual"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_update_that_a_task_overtakes_before_its_receipt_is_settled_first(
+    worker, wire, bundle, fields, counted
+):
+    wire.accepts = None
+    with pytest.raises(BrokerError):
+        updates(worker, wire, task_of(bundle, 1, **fields))
+    wire.accepts = counted
+    updates(worker, wire, task_of(bundle, 2, seed=1, **fields))
+    first, again, second = wire.delivered
+    assert again == first
+    assert (second == first) == (not counted)
 
 
 @pytest.mark.parametrize("fields", HANDED_ON, ids=["velocity", "residual"])

@@ -8,7 +8,7 @@ TORCH  ?= default
 BIN    := .venv/bin
 INSTALL = $(shell command -v uv || echo $(BIN)/uv) pip install --python $(BIN)/python
 
-.PHONY: venv demo test test-full check wheel lock mosquitto postgresql clean
+.PHONY: venv demo test test-full test-sweep check wheel lock mosquitto postgresql clean
 
 venv: .venv/.ready
 
@@ -35,10 +35,13 @@ check: venv
 	$(BIN)/lint-imports
 
 test: check mosquitto postgresql
-	$(BIN)/pytest -m "not full"
+	$(BIN)/pytest -m "not full and not sweep"
 
 test-full: venv mosquitto postgresql
 	$(BIN)/pytest -m full
+
+test-sweep: venv mosquitto
+	$(BIN)/pytest -m sweep
 
 # The tests run against a real mosquitto. Where apt may not install it, they fail with how to get it.
 mosquitto:

@@ -125,7 +125,7 @@ def test_six_crashes_in_the_buffered_mode_end_in_a_run_whose_replay_has_its_bits
     assert len(outcome(disturbed)[0]) == 4
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["plain", "chained"])
 def test_a_crash_at_any_commit_leaves_no_trace_in_the_bits(kind, after, request):
@@ -139,7 +139,7 @@ def test_a_crash_at_any_commit_leaves_no_trace_in_the_bits(kind, after, request)
             break
 
 
-@pytest.mark.full
+@pytest.mark.sweep
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_crash_at_any_commit_in_the_buffered_mode_ends_in_a_run_whose_replay_has_its_bits(buffered, after):
     for commit in count(1):

@@ -150,7 +150,7 @@ def _print(trials: dict[tuple[str, str, int], Trial], figures: dict[str, int]) -
     for kind, times in sorted(_faults(trials).items()):
         kinds.add_row(kind, str(times))
     console.print(kinds)
-    ends = sum((trial.ends for trial in trials.values()), Counter())
+    ends: Counter[str] = sum((trial.ends for trial in trials.values()), Counter())
     if ends:
         last = Table("times", "last words of what was started again")
         for words, times in ends.most_common():

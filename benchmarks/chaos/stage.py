@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -133,6 +134,7 @@ class Stage:
     fleet: dict[str, Service] = field(default_factory=dict, init=False)
     proxy: Proxy = field(init=False)
     _broker: MosquittoBroker = field(init=False)
+    _opened: ExitStack = field(init=False)
     _broker_is_well: bool = field(default=True, init=False)
     _upon: str = field(default="", init=False)
     _came: threading.Event = field(default_factory=threading.Event, init=False)
@@ -141,46 +143,34 @@ class Stage:
 
     def __enter__(self) -> Stage:
         self.folder.mkdir(parents=True)
-        self._broker = MosquittoBroker()
-        try:
-            self._broker.start()
-            self.proxy = Proxy(self._broker.url, seed=self.seed, on_publish=self._on_publish)
-            self.proxy.__enter__()
+        with ExitStack() as opened:
+            self._broker = opened.enter_context(MosquittoBroker())
+            opened.callback(self._resume_broker)
+            proxy = Proxy(self._broker.url, seed=self.seed, on_publish=self._on_publish)
+            self.proxy = opened.enter_context(proxy)
             reached = ["--broker", self.proxy.url, "--fleet", FLEET]
-            arguments = ["serve", *reached, "--bundle", str(self.bundle.resolve()), "--work-dir", "server"]
-            arguments += ["--keep-updates", "--batch-size", "8", *self.serve]
-            self.server = self._service("server", arguments)
+            serve = ["serve", *reached, "--bundle", str(self.bundle.resolve()), "--work-dir", "server"]
+            serve += ["--keep-updates", "--batch-size", "8", *self.serve]
+            self.server = Service("server", serve, self.folder, self.ends)
             for name, share in shares(self.devices).items():
                 save_npz(self.folder / f"{name}.npz", share)
-                arguments = ["device", *reached, "--id", name, "--data", f"{name}.npz"]
-                arguments += ["--work-dir", f"{name}-work", "--threads", "1", *self.device]
-                self.fleet[name] = self._service(name, arguments)
-            for service in self._services():
+                device = ["device", *reached, "--id", name, "--data", f"{name}.npz"]
+                device += ["--work-dir", f"{name}-work", "--threads", "1", *self.device]
+                self.fleet[name] = Service(name, device, self.folder, self.ends)
+            for service in self._services:
+                opened.callback(service.kill)
                 service.start()
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._opened.close()
 
-    def close(self) -> None:
-        """End all, at once."""
-        for service in self._services():
-            service.kill()
-        if hasattr(self, "proxy"):
-            self.proxy.__exit__(None, None, None)
-        self._resume_broker()
-        self._broker.close()
-
-    def _service(self, name: str, arguments: list[str]) -> Service:
-        return Service(name, arguments, self.folder, self.ends)
-
+    @property
     def _services(self) -> list[Service]:
-        return [*([self.server] if hasattr(self, "server") else []), *self.fleet.values()]
+        return [self.server, *self.fleet.values()]
 
     def wait(self, seconds: float, *, upon: str = "") -> bool:
         """Keep all running for ``seconds``, or until a message of kind ``upon`` passes if it is not empty.
@@ -195,7 +185,7 @@ class Stage:
             for due, undo in [entry for entry in self._undo if entry[0] <= now]:
                 self._undo.remove((due, undo))
                 undo()
-            for service in self._services():
+            for service in self._services:
                 service.look(now)
             if self._came.wait(TICK) and upon:
                 break

@@ -129,9 +129,11 @@ def test_a_device_hears_no_message_that_was_retained_for_it_but_takes_the_model(
 
 def test_a_retained_message_that_was_cleared_reaches_nobody(connect):
     sender = connect()
+    sender.subscribe("gone/2")
     sender.publish("gone/1", b"model", retain=True)
     sender.publish("gone/1", b"", retain=True)
     sender.publish("gone/2", b"end", retain=True)
+    wait_for(sender, Received)  # the broker has had all three
     late = connect()
     late.subscribe("gone/+")
     assert wait_for(late, Received) == Received("gone/2", b"end")

@@ -151,10 +151,15 @@ def chosen(every: Iterable[Cell], pattern: str | None) -> list[Cell]:
     return [cell for cell in every if pattern is None or fnmatchcase(cell.name, pattern)]
 
 
+PUBLISHED = Path(__file__).parent.parent / "results" / "noniid.runs.jsonl"
+"""The runs that the published table was made from: a run with the same settings is not done again."""
+
+
 def read_results(cache: Path) -> dict[str, Result]:
     """What was done before, by key. A line that was cut off when its process was killed is left out."""
-    path, found = cache / "results.jsonl", {}
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    found: dict[str, Result] = {}
+    files = [path for path in (PUBLISHED, cache / "results.jsonl") if path.exists()]
+    for line in (line for path in files for line in path.read_bytes().splitlines()):
         try:
             result = msgspec.json.decode(line, type=Result)
         except msgspec.DecodeError:

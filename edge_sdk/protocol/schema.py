@@ -18,7 +18,7 @@ def document() -> str:
     """The schema as JSON text: ``$defs`` holds every message, ``FromDevice`` and ``FromServer``.
 
     >>> sorted(json.loads(document())["$defs"])[:3]
-    ['Cancel', 'Declined', 'Finished']
+    ['Augmentation', 'Cancel', 'Declined']
     """
     unions, definitions = msgspec.json.schema_components(
         [FromDevice, FromServer], ref_template="#/$defs/{name}"

@@ -117,3 +117,18 @@ def test_its_figures_of_codecs_are_those_of_the_benchmark():
         (row,) = re.findall(rf"^\| {label} \| (.*) \|$", README, re.MULTILINE)
         assert row.split(" | ") == [f"{figures[f'{key}.{name}']:.{digits}f}" for name in names]
     assert f"{figures['overhead.fp32']:.3f} times" in README
+
+
+def test_its_figures_of_skewed_data_are_those_of_the_benchmark():
+    figures = json.loads((ROOT / "benchmarks" / "results" / "noniid.json").read_text())["figures"]
+    cells = {
+        "FedAvg 77.5": "alpha0.five.fedavg",
+        "FedAvgM 84.7": "alpha0.five.fedavgm",
+        "FedAvg on identical data 88.4": "iid.fedavg",
+        "all four at once 87.1": "alpha0_1.full",
+        "FedAvg 82.5": "longtail.fedavg",
+        "Astraea 82.3": "longtail.astraea",
+    }
+    for said, cell in cells.items():
+        assert f"| {said} |" in README
+        assert said.split()[-1] == f"{figures[f'accuracy.fashion.{cell}']:.1f}", cell

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def main() -> int:
         folder = options.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
         write_bundles(folder)
-        trials = _trials(options, folder)
+        trials = (_short if options.short else _trials)(options, folder)
     seconds = time.perf_counter() - began
     figures = _figures(trials)
     _print(trials, figures)
@@ -65,47 +66,69 @@ def main() -> int:
             "machine": machine,
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if figures["lost"] or figures["twice"] or any(trial.wrong for trial in trials.values()) else 0
+    every = trials.values()
+    return int(any(trial.lost or trial.twice or trial.wrong or trial.other_bits for trial in every))
 
 
 def _trials(options: argparse.Namespace, folder: Path) -> dict[tuple[str, str, int], Trial]:
     """By mode, way and number, what became of each run."""
     modes = [mode for mode in MODES if options.only is None or mode.name == options.only]
-    if options.short:
-        modes = [replace(MODES[0], bundle="small", rounds=20)]
-    whole: dict[str, str] = {}
+    quiet: dict[str, Trial] = {}
     trials: dict[tuple[str, str, int], Trial] = {}
-    number = 0
     while (left := options.faults - sum(_faults(trials).values())) > 0:
+        number = len(trials)
         mode, spare = modes[number // 2 % len(modes)], SPARE * (number % 2)
-        if mode.synchronous and not spare and mode.name not in whole:
-            quiet = run(mode, folder / f"{mode.name}-quiet", folder, devices=options.devices)
-            whole[mode.name] = quiet.model
-            _say(options, mode, "quiet", quiet)
-        faults = plan(
-            sorted(shares(options.devices)),
-            seed=[options.seed, number],
-            pause=options.pause,
-            lost=LOST if spare else 0.0,
-        )
-        way = "spare" if spare else "whole"
-        trial = run(
-            mode,
-            folder / f"{number}-{mode.name}-{way}",
-            folder,
-            devices=options.devices,
-            spare=spare,
-            faults=faults,
-            most=min(left, options.each),
-            seed=number,
-        )
-        if trial.undisturbed and not spare and trial.model != whole[mode.name]:
-            trial.wrong.append(f"all devices came back, and the bits differ from {whole[mode.name][:12]}")
-            trial.other_bits = True
-        trials[mode.name, way, number] = trial
-        _say(options, mode, way, trial)
-        number += 1
+        if mode.synchronous and mode.name not in quiet:
+            quiet[mode.name] = _run(options, folder, mode)
+        trial = _run(options, folder, mode, number=number, spare=spare, most=min(left, options.each))
+        trials[mode.name, "spare" if spare else "whole", number] = trial
+        if not spare and mode.name in quiet:
+            _compare(trial, quiet[mode.name])
     return trials
+
+
+def _short(options: argparse.Namespace, folder: Path) -> dict[tuple[str, str, int], Trial]:
+    """One mode with a small model, both ways and without faults, all three side by side."""
+    mode = replace(MODES[0], bundle="small", rounds=20, serve=(*MODES[0].serve, "--epochs", "50"))
+    most = -(-options.faults // 2)
+
+    def run_way(number: int) -> Trial:
+        if number == 2:
+            return _run(options, folder, mode)
+        return _run(options, folder, mode, number=number, spare=SPARE * number, most=most)
+
+    with ThreadPoolExecutor(3) as pool:
+        whole, spare, quiet = pool.map(run_way, range(3))
+    _compare(whole, quiet)
+    return {(mode.name, "whole", 0): whole, (mode.name, "spare", 1): spare}
+
+
+def _run(
+    options: argparse.Namespace, folder: Path, mode: Mode, *, number: int = 0, spare: int = 0, most: int = 0
+) -> Trial:
+    """A run and its line; without faults if it may have none."""
+    way = "quiet" if not most else "spare" if spare else "whole"
+    lost = LOST if spare else 0.0
+    devices = sorted(shares(options.devices))
+    trial = run(
+        mode,
+        folder / (f"{number}-{mode.name}-{way}" if most else f"{mode.name}-{way}"),
+        folder,
+        devices=options.devices,
+        spare=spare,
+        faults=plan(devices, seed=[options.seed, number], pause=options.pause, lost=lost),
+        most=most,
+        seed=number,
+    )
+    _say(options, mode, way, trial)
+    return trial
+
+
+def _compare(trial: Trial, quiet: Trial) -> None:
+    """Hold a run whose devices have all come back against the one without faults."""
+    if trial.undisturbed and trial.model != quiet.model:
+        trial.other_bits = True
+        print(f"  VIOLATED: all devices came back, and the bits differ from {quiet.model[:12]}", flush=True)
 
 
 def _faults(trials: dict[tuple[str, str, int], Trial]) -> Counter[str]:
@@ -167,7 +190,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--devices", type=int, default=6, metavar="D")
     parser.add_argument("--each", type=int, default=30, metavar="N", help="most faults in one run")
-    parser.add_argument("--pause", type=float, default=1.0, metavar="S", help="mean seconds between faults")
+    parser.add_argument("--pause", type=float, default=0.5, metavar="S", help="mean seconds between faults")
     parser.add_argument("--only", choices=[mode.name for mode in MODES], help="one mode in place of all")
     parser.add_argument("--short", action="store_true", help="a small model and one mode, for tests")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep logs and stores here")

@@ -12,14 +12,16 @@ import numpy as np
 class Fault:
     """One fault of ``kind``.
 
-    It happens ``after`` seconds after the one before it; or, if ``upon`` is not empty, as soon as a message
-    of that kind passes then. ``victim`` is a service (``server``, ``broker``, ``d3``), or ``device`` for the
+    It happens ``after`` seconds after the one before it, or after the first receipt that comes then if it is
+    to meet a fleet that works (``calm``); if ``upon`` is not empty, as soon as a message of that kind passes
+    thereafter. ``victim`` is a service (``server``, ``broker``, ``d3``), or ``device`` for the
     one whose message that was; empty where all are meant. A service is away, or links are bad, for ``lasts``
     seconds.
     """
 
     kind: str
     victim: str
+    calm: bool
     after: float
     upon: str
     lasts: float
@@ -46,6 +48,9 @@ downloads and uploads are cut in the middle of a chunk."""
 UPON = ("join", "task", "model", "taken", "chunk", "grant", "offer", "receipt")
 """Half of the faults come with a message that means something, the others whenever it may be."""
 
+CALM = 0.6
+"""Share of the faults that meet a fleet which works again after the fault before; others come in bursts."""
+
 FLEET_LOST = "fleet lost"
 """All devices are killed at once, for longer than the grace of a run that repeats a round then."""
 
@@ -68,4 +73,8 @@ def plan(devices: list[str], *, seed: list[int], pause: float, lost: float = 0.0
             if upon and victim in devices:
                 victim = "device"
             lasts = lost if kind == FLEET_LOST else float(rng.uniform(0.1, 1.0) * longest)
-            yield Fault(str(kind), victim, float(rng.exponential(pause)), upon, lasts)
+            calm, after = bool(rng.random() < CALM), float(rng.exponential(pause))
+            if kind == FLEET_LOST:
+                # Only a round that is under way can be repeated.
+                calm, upon = True, "taken"
+            yield Fault(str(kind), victim, calm, after, upon, lasts)

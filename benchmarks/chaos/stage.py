@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +22,7 @@ from chaos.material import shares
 from edge_sdk.data import save_npz
 from edge_sdk.protocol.messages import Receipt, decode_from_server
 from edge_simulation import child
-from edge_simulation.broker import MosquittoBroker
+from edge_simulation.broker import HOST, MosquittoBroker
 from edge_simulation.proxy import Direction, Proxy, Rates
 
 FLEET = "chaos"
@@ -139,12 +141,13 @@ class Stage:
     _upon: str = field(default="", init=False)
     _came: threading.Event = field(default_factory=threading.Event, init=False)
     _came_of: str = field(default="d0", init=False)
-    _undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list, init=False)
+    _undo: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list, init=False)
+    """What ends the faults that are going on: when, of whom, how."""
 
     def __enter__(self) -> Stage:
         self.folder.mkdir(parents=True)
         with ExitStack() as opened:
-            self._broker = opened.enter_context(MosquittoBroker())
+            self._broker = opened.enter_context(MosquittoBroker(_port()))
             opened.callback(self._resume_broker)
             proxy = Proxy(self._broker.url, seed=self.seed, on_publish=self._on_publish)
             self.proxy = opened.enter_context(proxy)
@@ -182,9 +185,9 @@ class Stage:
         self._upon = upon
         until = time.monotonic() + seconds
         while not self.server.ended and (now := time.monotonic()) < until:
-            for due, undo in [entry for entry in self._undo if entry[0] <= now]:
-                self._undo.remove((due, undo))
-                undo()
+            for entry in [entry for entry in self._undo if entry[0] <= now]:
+                self._undo.remove(entry)
+                entry[2]()
             for service in self._services:
                 service.look(now)
             if self._came.wait(TICK) and upon:
@@ -193,16 +196,17 @@ class Stage:
 
     def heal(self) -> None:
         """End all faults that are going on."""
-        for _, undo in self._undo:
+        for _, _, undo in self._undo:
             undo()
         self._undo.clear()
 
     def befall(self, fault: Fault) -> None:
         """Let ``fault`` happen, if its victim is well; what it does is undone in time."""
-        undo = self._do(fault.kind, self._came_of if fault.victim == "device" else fault.victim, fault.lasts)
+        victim = self._came_of if fault.victim == "device" else fault.victim
+        undo = self._do(fault.kind, victim, fault.lasts)
         if undo is not None:
             self._done[fault.kind] += 1
-            self._undo.append((time.monotonic() + fault.lasts, undo))
+            self._undo.append((time.monotonic() + fault.lasts, victim, undo))
 
     @property
     def done(self) -> Counter[str]:
@@ -238,16 +242,17 @@ class Stage:
         happens = self.proxy.cut(client) if kind == "link cut" else self.proxy.stall(lasts, client)
         return (lambda: None) if happens else None
 
-    def _lose_fleet(self) -> Callable[[], None] | None:
-        lost = [service for service in self.fleet.values() if service.is_well]
-        for service in lost:
+    def _lose_fleet(self) -> Callable[[], None]:
+        # Nobody comes back earlier from a fault of his own.
+        self._undo = [entry for entry in self._undo if entry[1] not in self.fleet]
+        for service in self.fleet.values():
             service.kill()
 
         def start() -> None:
-            for service in lost:
+            for service in self.fleet.values():
                 service.start()
 
-        return start if lost else None
+        return start
 
     def _harm_broker(self, kind: str) -> Callable[[], None] | None:
         if not self._broker_is_well:
@@ -283,10 +288,20 @@ class Stage:
         device, kind = topic.split("/")[-2:]
         if "/model/" in topic:
             device, kind = client.removeprefix("edge-").rpartition("-")[0], "model"
-        if kind == self._upon and device in self.fleet:
+        of_training = b'"kind":"' not in payload or b'"kind":"train"' in payload
+        if kind == self._upon and device in self.fleet and of_training:
             self._came_of = device
             self._came.set()
         if kind == "receipt":
             receipt = decode_from_server("receipt", payload)
             assert isinstance(receipt, Receipt)
             self.receipts.append((direction, device, receipt))
+
+
+def _port() -> int:
+    """A free port, not one of those that connections get: nobody may take it while the broker is away."""
+    while True:
+        port = secrets.randbelow(10_000) + 20_000
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port

@@ -18,6 +18,8 @@ from edge_server.store import Store
 
 HUNG = 900.0
 """Seconds after its last fault within which a run must have ended."""
+RECOVERY = 20.0
+"""Seconds that a fault waits until the fleet works again."""
 PATIENCE = 3.0
 """Seconds that a fault waits for its message."""
 
@@ -43,7 +45,7 @@ MODES = (
     Mode(
         name="plain",
         bundle="wide",
-        rounds=16,
+        rounds=24,
         serve=("--strategy", "fedavgm", "--momentum", "0.5", "--evaluation", "devices"),
         device=("--held-out", "0.2"),
     ),
@@ -55,7 +57,7 @@ MODES = (
         device=("--share", "histogram", "--withhold-below", "0"),
         chained=True,
     ),
-    Mode(name="int8+zstd", bundle="wide", rounds=16, serve=("--codec", "int8", "--compression", "zstd")),
+    Mode(name="int8+zstd", bundle="wide", rounds=24, serve=("--codec", "int8", "--compression", "zstd")),
     Mode(
         name="buffered",
         bundle="wide",
@@ -135,7 +137,11 @@ def run(
         folder, bundles / f"{mode.bundle}.edge", devices, [*options, *mode.serve, *serve], mode.device, seed
     ) as stage:
         for fault in faults:
-            if sum(stage.done.values()) >= most or stage.wait(fault.after):
+            if sum(stage.done.values()) >= most or stage.server.ended:
+                break
+            if fault.calm and stage.wait(RECOVERY, upon="receipt"):
+                break
+            if stage.wait(fault.after):
                 break
             if fault.upon and stage.wait(PATIENCE, upon=fault.upon):
                 break

@@ -14,9 +14,10 @@ class Fault:
 
     It happens ``after`` seconds after the one before it, or after the first receipt that comes then if it is
     to meet a fleet that works (``calm``); if ``upon`` is not empty, as soon as a message of that kind passes
-    thereafter. ``victim`` is a service (``server``, ``broker``, ``d3``), or ``device`` for the
-    one whose message that was; empty where all are meant. A service is away, or links are bad, for ``lasts``
-    seconds.
+    thereafter, or just ``before`` it does.
+
+    ``victim`` is a service (``server``, ``broker``, ``d3``), or ``device`` for the one whose message that
+    was; empty where all are meant. A service is away, or links are bad, for ``lasts`` seconds.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class Fault:
     calm: bool
     after: float
     upon: str
+    before: bool
     lasts: float
 
 
@@ -74,7 +76,8 @@ def plan(devices: list[str], *, seed: list[int], pause: float, lost: float = 0.0
                 victim = "device"
             lasts = lost if kind == FLEET_LOST else float(rng.uniform(0.1, 1.0) * longest)
             calm, after = bool(rng.random() < CALM), float(rng.exponential(pause))
+            before = bool(rng.random() < 0.5) and str(kind).endswith(("killed", "stopped"))
             if kind == FLEET_LOST:
                 # Only a round that is under way can be repeated.
-                calm, upon = True, "taken"
-            yield Fault(str(kind), victim, calm, after, upon, lasts)
+                calm, upon, before = True, "taken", True
+            yield Fault(str(kind), victim, calm, after, upon, before, lasts)

@@ -29,6 +29,8 @@ FLEET = "chaos"
 CHUNK = 1000
 """Bytes from which on a message is taken for a part of a model or an update."""
 TICK = 0.02
+HELD = 1.0
+"""Most seconds that a fault holds messages up to come before them."""
 AGAIN = 0.5
 """Seconds after which a process that has failed is started again, as systemd would."""
 
@@ -140,6 +142,8 @@ class Stage:
     _broker_is_well: bool = field(default=True, init=False)
     _upon: str = field(default="", init=False)
     _came: threading.Event = field(default_factory=threading.Event, init=False)
+    _happened: threading.Event = field(default_factory=threading.Event, init=False)
+    _hold: bool = field(default=False, init=False)
     _came_of: str = field(default="d0", init=False)
     _undo: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list, init=False)
     """What ends the faults that are going on: when, of whom, how."""
@@ -175,14 +179,17 @@ class Stage:
     def _services(self) -> list[Service]:
         return [self.server, *self.fleet.values()]
 
-    def wait(self, seconds: float, *, upon: str = "") -> bool:
+    def wait(self, seconds: float, *, upon: str = "", hold: bool = False) -> bool:
         """Keep all running for ``seconds``, or until a message of kind ``upon`` passes if it is not empty.
+
+        Args:
+            hold: the message, and all others, pass only when the next fault has happened.
 
         Returns:
             True as soon as the server has ended well.
         """
         self._came.clear()
-        self._upon = upon
+        self._upon, self._hold = upon, hold
         until = time.monotonic() + seconds
         while not self.server.ended and (now := time.monotonic()) < until:
             for entry in [entry for entry in self._undo if entry[0] <= now]:
@@ -192,6 +199,7 @@ class Stage:
                 service.look(now)
             if self._came.wait(TICK) and upon:
                 break
+        self._upon = ""
         return self.server.ended
 
     def heal(self) -> None:
@@ -207,6 +215,7 @@ class Stage:
         if undo is not None:
             self._done[fault.kind] += 1
             self._undo.append((time.monotonic() + fault.lasts, victim, undo))
+        self._happened.set()
 
     @property
     def done(self) -> Counter[str]:
@@ -290,8 +299,11 @@ class Stage:
             device, kind = client.removeprefix("edge-").rpartition("-")[0], "model"
         of_training = b'"kind":"' not in payload or b'"kind":"train"' in payload
         if kind == self._upon and device in self.fleet and of_training:
-            self._came_of = device
+            self._came_of, self._upon = device, ""
+            self._happened.clear()
             self._came.set()
+            if self._hold:
+                self._happened.wait(HELD)
         if kind == "receipt":
             receipt = decode_from_server("receipt", payload)
             assert isinstance(receipt, Receipt)

@@ -143,7 +143,7 @@ def run(
                 break
             if stage.wait(fault.after):
                 break
-            if fault.upon and stage.wait(PATIENCE, upon=fault.upon):
+            if fault.upon and stage.wait(PATIENCE, upon=fault.upon, hold=fault.before):
                 break
             stage.befall(fault)
         stage.heal()

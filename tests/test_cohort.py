@@ -46,6 +46,26 @@ def test_a_lost_device_may_come_back_to_its_task():
     assert asked.standing("a") == Standing.TAKEN
 
 
+def test_a_lost_device_that_comes_back_and_delivers_at_once_is_not_asked_again():
+    asked = cohort(order="ab")
+    asked.lose("a")
+    asked.volunteer("a")
+    asked.take("a")
+    asked.accept("a")
+    asked.lose("b")
+    assert asked.call() == []
+    assert asked.accepted == ["a"]
+
+
+def test_a_lost_device_that_comes_back_and_declines_is_not_asked_again():
+    asked = cohort(order="ab")
+    asked.lose("a")
+    asked.volunteer("a")
+    asked.take("a")
+    asked.drop("a")
+    assert asked.call() == []
+
+
 def test_a_result_that_is_in_stays_in():
     asked = cohort()
     asked.accept("a")

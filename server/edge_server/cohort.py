@@ -105,10 +105,13 @@ class Cohort:
         """The device has its task; one that was lost has come back to it."""
         if self._standing.get(device) in (Standing.ASKED, Standing.LOST):
             self._standing[device] = Standing.TAKEN
+            # It came back to what it has, and must not be asked for more.
+            self.withdraw(device)
 
     def accept(self, device: str) -> None:
         """The device's result is in."""
         self._standing[device] = Standing.ACCEPTED
+        self.withdraw(device)
 
     def lose(self, device: str) -> bool:
         """The device has gone and may come back; False if it was not at work."""

@@ -158,11 +158,11 @@ def run(
                 service.look(time.monotonic())
             time.sleep(0.05)
     trial.seconds = time.monotonic() - began
-    _judge(trial, stage, mode, devices=devices)
+    _judge(trial, stage, mode, devices=devices, spare=spare)
     return trial
 
 
-def _judge(trial: Trial, stage: Stage, mode: Mode, *, devices: int) -> None:
+def _judge(trial: Trial, stage: Stage, mode: Mode, *, devices: int, spare: int) -> None:
     """Hold what the devices were told against the server's log, and the log against its models."""
     for log in sorted(stage.folder.glob("*.log")):
         if "Traceback" in log.read_text(errors="replace"):
@@ -190,6 +190,8 @@ def _judge(trial: Trial, stage: Stage, mode: Mode, *, devices: int) -> None:
         if _counts(each)
     )
     trial.undisturbed = mode.synchronous and whole and not trial.aborted
+    if mode.synchronous and not spare and not trial.undisturbed:
+        trial.wrong.append("the place of a device was not kept for it")
     replay = subprocess.run(
         [Path(sys.executable).with_name("edge-sdk"), "replay", "--work-dir", stage.folder / "server"],
         capture_output=True,
@@ -239,9 +241,14 @@ def _find_twice(trial: Trial, rows: list[RoundRow], counted: list[tuple[RoundRow
     for row in rows:
         if not _counts(row) or row.figures is None:
             continue
-        by_device: dict[str, int] = {}
-        for of, result in counted:
-            if of == row:
-                by_device.setdefault(result.device, result.examples)
-        if row.figures["examples"] != sum(by_device.values()):
-            trial.twice.append(f"round {row.round} has the weight of {row.figures['examples']} examples")
+        # A device of a chain counts once, with its first turn; in a buffer it may have begun twice.
+        mine = [result for of, result in counted if of == row]
+        once = {(result.device, result.round): result.examples for result in reversed(mine)}
+        said, logged = row.figures, (len({result.device for result in mine}), sum(once.values()))
+        if (said["participants"], said["examples"]) != logged:
+            trial.twice.append(
+                f"round {row.round} says {said['participants']} devices, {said['examples']} "
+                f"examples; its log {logged[0]}, {logged[1]}"
+            )
+        if len(mine) > row.wanted:
+            trial.wrong.append(f"round {row.round} has {len(mine)} updates for {row.wanted} places")

@@ -57,10 +57,16 @@ def train(
     indices: Array,
     settings: LocalTraining,
     *,
+    first: int = 0,
+    on_epoch: Callable[[int], None] | None = None,
     on_progress: OnProgress | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Sums:
-    """Train the runtime's weights in place on ``dataset[indices]``; returns sums over all epochs.
+    """Train the runtime's weights in place on ``dataset[indices]``; returns sums over the epochs done here.
+
+    Args:
+        first: epochs that are done, and are left out.
+        on_epoch: called with the epochs done in all after each one but the last.
 
     Raises:
         DataError: there is nothing to train on, or an example does not fit the model.
@@ -69,20 +75,23 @@ def train(
     count = len(indices)
     if count == 0:
         raise DataError("the data set holds no example to train on")
-    noise_rng = np.random.default_rng([settings.seed, 1])
-    # No epoch's shuffle, which [seed, epoch] seeds, begins like this.
-    crop_rng = np.random.default_rng([settings.seed, 0, 1])
-    steps = settings.epochs * -(-count // settings.batch_size)
+    each = -(-count // settings.batch_size)
     totals = Sums(0.0, 0, 0)
-    plan = batches(count, batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
-    for step, batch in enumerate(plan, start=1):
-        if cancelled():
-            raise Cancelled
-        x, y = prepare(dataset, indices[batch], manifest.input, manifest.classes, rng=crop_rng)
-        noise = [noise_rng.random((len(y), *n.shape), np.float32) for n in manifest.noise]
-        totals += runtime.train_step(x, y, np.ones(len(y), np.float32), settings.optimiser, noise)
-        if on_progress is not None:
-            on_progress(Progress(step, steps, totals.loss / totals.examples))
+    for epoch in range(first, settings.epochs):
+        # Shuffles have [seed, epoch]: no other stream of numbers may begin like that.
+        crop_rng = np.random.default_rng([settings.seed, epoch, 1])
+        noise_rng = np.random.default_rng([settings.seed, epoch, 2])
+        shuffled = batches(count, batch_size=settings.batch_size, seed=settings.seed, first=epoch, epochs=1)
+        for step, batch in enumerate(shuffled, start=epoch * each + 1):
+            if cancelled():
+                raise Cancelled
+            x, y = prepare(dataset, indices[batch], manifest.input, manifest.classes, rng=crop_rng)
+            noise = [noise_rng.random((len(y), *n.shape), np.float32) for n in manifest.noise]
+            totals += runtime.train_step(x, y, np.ones(len(y), np.float32), settings.optimiser, noise)
+            if on_progress is not None:
+                on_progress(Progress(step, each * settings.epochs, totals.loss / totals.examples))
+        if on_epoch is not None and epoch + 1 < settings.epochs:
+            on_epoch(epoch + 1)
     return totals
 
 

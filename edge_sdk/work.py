@@ -16,6 +16,7 @@ from edge_sdk.description import Sharing, describe, refuse_unshared
 from edge_sdk.errors import BundleError, DataError, ProtocolError, RuntimeUnavailableError, TensorError
 from edge_sdk.exchange import Exchange
 from edge_sdk.features import Describer, open_describer
+from edge_sdk.halfway import Checkpoints
 from edge_sdk.link import Link
 from edge_sdk.manifest import MAX_CLASSES, Manifest
 from edge_sdk.protocol import reference
@@ -214,12 +215,15 @@ class Worker:
             velocity = self.workspace.velocity(task)
             if velocity is not None:
                 runtime.set_velocity(decode(velocity, manifest.trainable))
+        checkpoints = Checkpoints(self.workspace, task, len(indices), runtime)
         training.train(
             runtime,
             manifest,
             dataset,
             indices,
             settings_of(task),
+            first=checkpoints.resume(manifest),
+            on_epoch=checkpoints.keep,
             on_progress=self.on_progress,
             cancelled=cancelled,
         )

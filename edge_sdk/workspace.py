@@ -49,6 +49,16 @@ class Carried(msgspec.Struct, frozen=True):
     velocity: str | None = None
 
 
+class Halfway(msgspec.Struct, frozen=True):
+    """Local training that has not come to its end: which one, the epochs that are done, and what they have
+    come to, by SHA-256; no velocity without local momentum."""
+
+    training: str
+    epochs: int
+    weights: str
+    velocity: str | None
+
+
 class _Pending(msgspec.Struct, frozen=True):
     """A finished update that no receipt has come for yet, and what it will leave if it counts."""
 
@@ -205,6 +215,8 @@ class Workspace:
         self.keep(update)
         kept = [self.keep(tensors) if tensors is not None else None for tensors in (residual, velocity)]
         self._write("pending.json", _Pending(offer, Carried(*kept)))
+        with writing():
+            (self.path / "halfway.json").unlink(missing_ok=True)
 
     def clear_pending(self, *, accepted: bool) -> None:
         """The update has its receipt; only if it counts, the next of its run goes on from what it left."""
@@ -219,6 +231,25 @@ class Workspace:
             self._write("carried.json", committed)
         with writing():
             (self.path / "pending.json").unlink(missing_ok=True)
+
+    @property
+    def halfway(self) -> Halfway | None:
+        """The local training that has not come to its end."""
+        return self._read("halfway.json", Halfway)
+
+    def set_halfway(self, training: str, epochs: int, weights: bytes, velocity: bytes | None) -> None:
+        """Keep what ``epochs`` of a training have come to, until it has an update or another takes its place.
+
+        Raises:
+            RunError: the disk is full, or cannot be written.
+        """
+        kept = Halfway(
+            training,
+            epochs,
+            weights=self.keep(weights),
+            velocity=self.keep(velocity) if velocity is not None else None,
+        )
+        self._write("halfway.json", kept)
 
     def residual(self, work: Key) -> bytes | None:
         """What the codec has lost of the accepted update before ``work``, if there was one.
@@ -242,6 +273,8 @@ class Workspace:
         committed = self._read("carried.json", _Committed)
         left = [committed.carried, committed.before] if committed is not None else []
         kept = {newest.bundle, newest.model} if newest is not None else set()
+        if (halfway := self.halfway) is not None:
+            kept |= {halfway.weights, halfway.velocity or halfway.weights}
         if pending is not None:
             kept.add(pending.offer.blob.hash)
             left.append(pending.carried)

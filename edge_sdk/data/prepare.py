@@ -69,7 +69,7 @@ def prepare(
     return images, labels
 
 
-def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[Array]:
+def batches(count: int, *, batch_size: int, epochs: int, seed: int, first: int = 0) -> Iterator[Array]:
     """Indices of every batch of local training: each epoch is a fresh permutation, seeded by its number.
 
     The last batch of an epoch keeps what is left, so every example is seen once an epoch.
@@ -79,6 +79,7 @@ def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[
         batch_size: examples a batch, at least 1.
         epochs: passes over the examples.
         seed: the same seed gives the same batches; not negative.
+        first: number of the first epoch.
 
     Yields:
         int64 ``[batch_size]``, or fewer at the end of an epoch, into 0 to ``count`` - 1.
@@ -96,7 +97,8 @@ def batches(count: int, *, batch_size: int, epochs: int, seed: int) -> Iterator[
         )
     return (
         order[start : start + batch_size]
-        for order in (np.random.default_rng([seed, epoch]).permutation(count) for epoch in range(epochs))
+        for epoch in range(first, first + epochs)
+        for order in [np.random.default_rng([seed, epoch]).permutation(count)]
         for start in range(0, count, batch_size)
     )
 

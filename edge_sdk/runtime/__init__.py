@@ -67,6 +67,10 @@ class Runtime(Protocol):
         """Copy in all weights and buffers, at which a round begins: the proximal term pulls towards them,
         and the local velocity is 0."""
 
+    def go_on(self, weights: Mapping[str, Array]) -> None:
+        """Copy in what training has come to since :meth:`set_weights`, to which the proximal term still
+        pulls; the velocity stays too."""
+
     def get_weights(self) -> Tensors:
         """Copy out all weights and buffers."""
 

@@ -53,11 +53,19 @@ class OnnxRuntime:
         Raises:
             TensorError: they are not those that the manifest declares.
         """
-        check(weights, self._specs)
-        _fill(self._weights, weights)
+        self.go_on(weights)
         _fill(self._anchor, weights)
         for value in self._velocity.values():
             value.update_inplace(np.zeros(value.shape(), np.float32))
+
+    def go_on(self, weights: Mapping[str, Array]) -> None:
+        """Copy in what training has come to; the proximal term pulls to where it began; the velocity stays.
+
+        Raises:
+            TensorError: they are not those that the manifest declares.
+        """
+        check(weights, self._specs)
+        _fill(self._weights, weights)
 
     def get_weights(self) -> Tensors:
         """Copy out all weights and buffers."""

@@ -1,4 +1,4 @@
-"""Two bundles that every test may use, exported once a session; torch is the oracle for what they train."""
+"""Bundles that every test may use, exported once a session; torch is the oracle for what they train."""
 
 import pytest
 import torch
@@ -53,6 +53,15 @@ def describing(norm_model: nn.Module) -> Bundle:
 def cnn() -> Bundle:
     """A bundle of some 13,000 weights, without buffers."""
     return export_bundle(make_cnn(SHAPE, CLASSES), SHAPE, classes=CLASSES, name="cnn")
+
+
+@pytest.fixture(scope="session")
+def wide() -> Bundle:
+    """A bundle with 1.1 MB of weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, CLASSES))
+    return export_bundle(model, SHAPE, classes=CLASSES, name="wide")
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,10 @@ import signal
 import threading
 
 import pytest
-import torch
 from processes import Machine
 from quadrants import quadrants
-from torch import nn
 from waiting import until
 
-from edge_export import export_bundle
 from edge_sdk.data import save_npz
 from edge_sdk.partial import FLUSH_EVERY
 from edge_sdk.protocol import decode_chunk
@@ -22,15 +19,6 @@ from edge_simulation.proxy import Proxy
 
 LONG = ("--rounds", 1, "--participants", 1, "--deadline", 90, "--grace", 60, "--join-timeout", 60)
 CUT_AFTER = FLUSH_EVERY + 8
-
-
-@pytest.fixture(scope="module")
-def wide():
-    """A bundle with 1.1 MB of weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, 4))
-    return export_bundle(model, (1, 8, 8), name="wide")
 
 
 @pytest.fixture(scope="module")

@@ -126,8 +126,8 @@ def offer(ref=REF):
     return Offer(run="a" * 32, round=1, attempt=0, kind="train", blob=ref, examples=1)
 
 
-def test_all_that_is_granted_stays_below_a_brokers_queue():
-    uploads = Uploads()
+def test_all_that_is_granted_stays_below_a_brokers_queue(tmp_path):
+    uploads = Uploads(tmp_path)
     big = Ref(hash="0" * 64, size=1 << 24, chunk=1024)
     for device in range(100):
         uploads.begin(f"d{device}", offer(big), limit=1 << 24)
@@ -136,8 +136,8 @@ def test_all_that_is_granted_stays_below_a_brokers_queue():
     assert max(grant.stop - grant.start for grant in granted) == WINDOW
 
 
-def test_a_stalled_device_waits_behind_the_others():
-    uploads = Uploads()
+def test_a_stalled_device_waits_behind_the_others(tmp_path):
+    uploads = Uploads(tmp_path)
     big = Ref(hash="0" * 64, size=1 << 24, chunk=1024)
     for device in range(OUTSTANDING // WINDOW + 1):
         uploads.begin(f"d{device:02}", offer(big), limit=1 << 24)
@@ -148,13 +148,13 @@ def test_a_stalled_device_waits_behind_the_others():
     assert next(device for device, _ in uploads.grants(STALL + 1 + ON_THE_WAY)) == "d16"
 
 
-def test_an_upload_is_whole_with_its_last_chunk_and_only_once():
-    uploads = Uploads()
+def test_an_upload_is_whole_with_its_last_chunk_and_only_once(tmp_path):
+    uploads = Uploads(tmp_path)
     uploads.begin("d", offer(), limit=len(DATA))
     results = [uploads.add("d", chunk, 0.0) for chunk in [*chunks(), *chunks()]]
     assert [result for result in results if result] == [(offer(), DATA)]
     assert results.index((offer(), DATA)) == 9
 
 
-def test_a_chunk_that_nobody_announced_is_not_taken():
-    assert Uploads().add("stranger", chunks()[0], 0.0) is None
+def test_a_chunk_that_nobody_announced_is_not_taken(tmp_path):
+    assert Uploads(tmp_path).add("stranger", chunks()[0], 0.0) is None

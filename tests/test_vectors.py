@@ -172,8 +172,8 @@ def test_a_receiver_takes_and_grants_as_its_vector_says(vector):
 
 
 @cases(TRANSFERS["uploads"])
-def test_the_server_grants_as_its_vector_says(vector):
-    uploads, whole = Uploads(), None
+def test_the_server_grants_as_its_vector_says(vector, tmp_path):
+    uploads, whole = Uploads(tmp_path), None
     offer = decode_from_device("offer", vector["offer"].encode())
     uploads.begin("d", offer, limit=REF.size)
     for step in vector["steps"]:

@@ -26,15 +26,13 @@ class Admission:
     desk: Desk
     store: Store
     on_refused: Callable[[str], None]
-    _uploads: Uploads = field(default_factory=Uploads, init=False)
+    _uploads: Uploads = field(init=False)
     _work: Assignment | None = field(default=None, init=False)
 
-    def open(self, work: Assignment) -> None:
-        """From now on results of this work are taken."""
-        self._uploads.clear()
-        self._work = work
+    def __post_init__(self) -> None:
+        self._uploads = Uploads(self.store.work_dir / "uploads")
 
-    def go_on(self, work: Assignment) -> None:
+    def open(self, work: Assignment) -> None:
         """From now on results are taken for this work; those that are on their way stay so."""
         self._work = work
 
@@ -65,7 +63,7 @@ class Admission:
             self.acknowledge(device, offer, reason)
         else:
             work.cohort.take(device)
-            self._uploads.begin(device, offer, limit=work.largest())
+            self._take_in(device, self._uploads.begin(device, offer, limit=work.largest()))
 
     def chunk(self, device: str, chunk: Chunk, now: float) -> None:
         """Take a chunk; with the last one the result is accepted or refused, whole."""
@@ -78,9 +76,14 @@ class Admission:
                 self.on_refused(f"the update of {device} is refused: {error}")
                 self.acknowledge(device, offer, str(error))
             return
-        if done is not None and self._work is not None:
-            offer, data = done
-            self.acknowledge(device, offer, self._admit(self._work, device, offer, data))
+        self._take_in(device, done)
+
+    def _take_in(self, device: str, whole: tuple[Offer, bytes] | None) -> None:
+        if whole is not None and self._work is not None:
+            refusal = self._admit(self._work, device, *whole)
+            # Not before: a store that cannot be written now is to have it after a restart.
+            self._uploads.drop(device)
+            self.acknowledge(device, whole[0], refusal)
 
     def _admit(self, work: Assignment, device: str, offer: Offer, data: bytes) -> str | None:
         """Take a result that is here whole; the reason if it is refused."""

@@ -118,10 +118,7 @@ class Fleet:
             return work.task(device, nonce, bundle=self.bundle, model=self.model, left=left)
 
         self.work, earlier = work, self._call
-        if going_on:
-            self._admission.go_on(work)
-        else:
-            self._admission.open(work)
+        self._admission.open(work)
         self._call = Call(
             cohort=work.cohort,
             deadline=now + config.deadline * work.turns,

@@ -59,9 +59,10 @@ class Server:
         bundle: what the devices train; a path or a bundle.
         config: the run's settings.
         broker: URL of the MQTT broker, or a transport that is not connected yet.
-        work_dir: a folder for the run's durable state.
+        work_dir: a folder for the run's durable state, and for what is on its way in.
         store: URL of another database than SQLite in ``work_dir``: with ``postgresql://USER@HOST/NAME``
-            (the extra ``postgres``) another machine can go on with the run.
+            (the extra ``postgres``) another machine can go on with the run; devices send it anew what they
+            have not finished sending.
         eval_data: labelled data to evaluate every model on.
         credentials: login and TLS files for the broker.
         on_round: called with every round's line.

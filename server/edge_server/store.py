@@ -43,6 +43,7 @@ class Store:
     """
 
     def __init__(self, work_dir: Path, url: str | None = None, *, exclusive: bool = True) -> None:
+        self.work_dir = work_dir
         self._database = Database(work_dir, url, exclusive=exclusive)
 
     def close(self) -> None:

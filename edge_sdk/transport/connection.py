@@ -222,7 +222,7 @@ class Connection:
     def publish(self, topic: str, payload: bytes, *, retain: bool, patience: float) -> None:
         """Queue a message; dropped if the connection ends before there is a place for it."""
         try:
-            number = self.outstanding.reserve(topic, len(topic) + len(payload), patience)
+            number = self.outstanding.reserve(topic, len(topic) + len(payload), patience, retain=retain)
         except StalledError:
             self.end(f"it acknowledges nothing for {patience:.0f} s")
             return

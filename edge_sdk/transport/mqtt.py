@@ -23,7 +23,7 @@ from edge_sdk.transport.connection import Account, Connection, RefusedConnection
 from edge_sdk.transport.events import Connected, Disconnected, Event, Transport, Will
 from edge_sdk.transport.failures import FINAL, failure_of
 from edge_sdk.transport.inbox import Inbox
-from edge_sdk.transport.outstanding import Limit, Outstanding
+from edge_sdk.transport.outstanding import Limit, Outstanding, Retaining
 from edge_sdk.transport.pauses import Pauses
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class MqttTransport(Transport):
         credentials: login and TLS files.
         max_payload: largest payload of a message in bytes; a smaller limit of the broker's wins.
         patience: seconds without an acknowledgement after which a connection that is full is given up.
+        retain: False for a broker that keeps no retained messages and has no MQTT 5 to say so; one that hangs
+            up on them is found out.
 
     Raises:
         BrokerError: the URL is not one of a broker, a TLS file cannot be used, or TLS files are given for a
@@ -84,6 +86,7 @@ class MqttTransport(Transport):
         credentials: Credentials | None = None,
         max_payload: int = MAX_PAYLOAD,
         patience: float = 30.0,
+        retain: bool = True,
     ) -> None:
         host, port, encrypted, login = _parse(url, credentials or Credentials())
         files = (login.ca, login.cert, login.key)
@@ -101,11 +104,11 @@ class MqttTransport(Transport):
         self._name = name
         self._own_limit = self._max_payload = max_payload
         self._patience = patience
-        self._can_retain = True
+        self._retain = self._can_retain = retain
         self._version = MQTTProtocolVersion.MQTTv5
         self._will: Callable[[], Will] | None = None
         self._inbox = Inbox()
-        self._limit = Limit()
+        self._limit, self._retaining = Limit(), Retaining()
         self._lock = threading.Lock()
         self._patterns: set[str] = set()
         self._connection: Connection | None = None
@@ -119,7 +122,7 @@ class MqttTransport(Transport):
 
     @property
     def can_retain(self) -> bool:
-        """Whether the broker keeps retained messages; one that speaks 3.1.1 does not say, and must."""
+        """Whether the broker keeps retained messages, as far as ``retain``, it, or its hanging up tells."""
         return self._can_retain
 
     @property
@@ -135,7 +138,8 @@ class MqttTransport(Transport):
             BrokerError: unreachable within ``timeout`` seconds, or refused; says which.
         """
         self.close()
-        self._will, self._inbox, self._limit = will, Inbox(), Limit()
+        self._will, self._inbox = will, Inbox()
+        self._limit, self._retaining = Limit(), Retaining()
         over = threading.Event()
         connection = self._open_first(time.monotonic() + timeout)
         self._over = over
@@ -229,7 +233,7 @@ class MqttTransport(Transport):
         limits = connection.open(deadline, patience)
         largest = getattr(limits, "MaximumPacketSize", None)
         self._max_payload = min(self._own_limit, largest - 256) if largest else self._own_limit
-        self._can_retain = bool(getattr(limits, "RetainAvailable", True))
+        self._can_retain = self._retain and bool(getattr(limits, "RetainAvailable", True))
         self._version = version
         return connection
 
@@ -253,6 +257,16 @@ class MqttTransport(Transport):
             connection.subscribe(self._patterns)
         self._inbox.put(Connected())
 
+    def _suspected(self, connection: Connection) -> str:
+        """What the broker seems to have hung up on, time after time; empty if nothing is suspected."""
+        what, outstanding, hung_up = [], connection.outstanding, connection.hung_up
+        if self._retaining.is_refused(outstanding, hung_up=hung_up):
+            self._retain = False
+            what.append("to keep no retained messages: it is sent none from now on")
+        if (size := self._limit.ended(outstanding, hung_up=hung_up)) is not None:
+            what.append(f"to take less than {size} bytes: set chunk_bytes lower")
+        return f"the broker seems {'; or '.join(what)}" if what else ""
+
     def _lose(self, connection: Connection | None) -> None:
         with self._lock:
             if self._connection is connection:
@@ -275,9 +289,7 @@ class MqttTransport(Transport):
                 self._lose(connection)
                 if over.is_set():
                     return
-                size = self._limit.ended(connection.outstanding, hung_up=connection.hung_up)
-                if size is not None:
-                    told = f"the broker seems to take less than {size} bytes: set chunk_bytes lower"
+                told = self._suspected(connection) or told
                 inbox.put(Disconnected(told))
                 pauses.held(connection.held)
                 connection = None

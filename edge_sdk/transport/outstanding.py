@@ -24,6 +24,7 @@ class Message:
     topic: str
     size: int
     at: float
+    retain: bool
 
 
 class Outstanding:
@@ -40,6 +41,7 @@ class Outstanding:
         self._last = time.monotonic()
         self._ended = False
         self.largest_taken = 0
+        self.retained_taken = False
 
     @property
     def room(self) -> int:
@@ -50,7 +52,7 @@ class Outstanding:
         """Let fewer be outstanding; called before the first."""
         self._most = most
 
-    def reserve(self, topic: str, size: int, patience: float) -> int | None:
+    def reserve(self, topic: str, size: int, patience: float, *, retain: bool) -> int | None:
         """Wait for a place for a message; its number, or None if the connection has ended.
 
         Raises:
@@ -66,7 +68,7 @@ class Outstanding:
             if self._ended:
                 return None
             self._next += 1
-            self._messages[self._next] = Message(topic, size, time.monotonic())
+            self._messages[self._next] = Message(topic, size, time.monotonic(), retain)
             return self._next
 
     def give_up(self, number: int) -> None:
@@ -100,6 +102,7 @@ class Outstanding:
             self._changed.notify()
             if taken:
                 self.largest_taken = max(self.largest_taken, message.size)
+                self.retained_taken |= message.retain
             return message.topic
 
     def end(self) -> None:
@@ -144,3 +147,22 @@ class Limit:
         self._least = min(self._least, smallest) if self._in_a_row else smallest
         self._in_a_row += 1
         return self._least if self._in_a_row >= SUSPECT else None
+
+
+class Retaining:
+    """Guesses whether a broker hangs up on retained messages, as one that keeps none does in MQTT 3.1.1."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._in_a_row = 0
+
+    def is_refused(self, outstanding: Outstanding, *, hung_up: bool) -> bool:
+        """Learn from a connection that has ended; whether none should be sent from now on.
+
+        Args:
+            hung_up: the broker closed it, or the network did.
+        """
+        self._taken |= outstanding.retained_taken
+        suspect = hung_up and any(message.retain for message in outstanding.unacknowledged())
+        self._in_a_row = self._in_a_row + 1 if suspect and not self._taken else 0
+        return self._in_a_row >= SUSPECT

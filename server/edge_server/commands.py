@@ -84,6 +84,13 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--keep-updates", action="store_const", const=True, help="keep them, for replay")
     parser.add_argument("--eval-data", metavar="PATH", help="labelled data to evaluate every model on")
+    parser.add_argument(
+        "--no-retain",
+        dest="retain",
+        action="store_const",
+        const=False,
+        help="for a broker that keeps no retained messages and has no MQTT 5 to say so",
+    )
     parser.add_argument("--config", type=Path, metavar="F.toml", help="all of this in a file; options win")
     parser.add_argument("--work-dir", metavar="DIR", help="durable state (default: edge-runs/FLEET)")
     parser.add_argument("--store", metavar="URL", help="another database than SQLite in --work-dir")
@@ -98,10 +105,13 @@ _OUTSIDE = ("bundle", "broker", "eval_data", "work_dir", "store", "out", *_CREDE
 def _run_serve(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     values: dict[str, Any] = read_toml(options.config) if options.config else {}
-    for name in (*_OUTSIDE, *_SETTINGS, "participants", "keep_updates"):
+    for name in (*_OUTSIDE, *_SETTINGS, "participants", "keep_updates", "retain"):
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
     outside = {name: values.pop(name, None) for name in _OUTSIDE}
+    retain = values.pop("retain", True)
+    if not isinstance(retain, bool):
+        raise RunError(f"retain in the --config file is {retain!r}: give true or false")
     for name, value in outside.items():
         if value is not None and not isinstance(value, str | Path):
             raise RunError(f"{name} in the --config file is {value!r}: give a text")
@@ -130,6 +140,7 @@ def _run_serve(options: argparse.Namespace) -> int:
         store=outside["store"],
         eval_data=eval_data,
         credentials=read_credentials(**{name: outside[name] for name in _CREDENTIALS}),
+        retain=retain,
         on_round=lambda result: print(format_round(result, config.rounds), flush=True),
         on_status=lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )

@@ -65,6 +65,8 @@ class Server:
             have not finished sending.
         eval_data: labelled data to evaluate every model on.
         credentials: login and TLS files for the broker.
+        retain: False for a broker, given by its URL, that keeps no retained messages and has no MQTT 5 to say
+            so: devices then ask the server for all that they need.
         on_round: called with every round's line.
         on_status: called with a sentence whenever the run waits, repeats or loses something.
 
@@ -82,6 +84,7 @@ class Server:
         store: str | None = None,
         eval_data: Dataset | None = None,
         credentials: Credentials | None = None,
+        retain: bool = True,
         on_round: Callable[[RoundResult], None] | None = None,
         on_status: Callable[[str], None] | None = None,
     ) -> None:
@@ -106,7 +109,7 @@ class Server:
         if config.augmentation and self._bundle.manifest.classes > MOST_CLASSES:
             raise RunError(f"augmentation is for at most {MOST_CLASSES} classes: set it to 0")
         self._transport = (
-            MqttTransport(broker, name=f"edge-server-{config.fleet}", credentials=credentials)
+            MqttTransport(broker, name=f"edge-server-{config.fleet}", credentials=credentials, retain=retain)
             if isinstance(broker, str)
             else broker
         )

@@ -11,7 +11,8 @@ of protocol:
   for their order. A DISCONNECT waits for what is held back.
 - PUBLISH packets of QoS 2, or with a topic alias in place of a topic (MQTT 5), pass as they are.
 
-What comes may be 3.1.1 or 5, without TLS.
+What comes may be 3.1.1 or 5, without TLS. A broker without 5 is had by ``newest=4``: on a CONNECT of 5 the
+proxy hangs up, as brokers of 3.1.1 do.
 """
 
 from __future__ import annotations
@@ -87,12 +88,16 @@ class Proxy:
             its own, so that the same packets meet the same fate.
         on_publish: called with client id, direction, topic and payload of every PUBLISH that arrives, in the
             proxy's thread; copies are not told.
+        newest: level of the newest MQTT that passes: 4 is 3.1.1.
     """
 
-    def __init__(self, broker: str, *, seed: int = 0, on_publish: OnPublish | None = None) -> None:
+    def __init__(
+        self, broker: str, *, seed: int = 0, on_publish: OnPublish | None = None, newest: int = 5
+    ) -> None:
         parts = urlsplit(broker)
         self.broker = (parts.hostname or HOST, parts.port or 1883)
         self.port = 0
+        self.newest = newest
         self.rates = Rates()
         self.traffic: list[Traffic] = []
         """Of all connections so far, in the order in which they came."""
@@ -283,6 +288,8 @@ class _Connection:
         kind = packet[0] >> 4
         if kind == CONNECT:
             self._version, self.traffic.client = read_connect(packet)
+            if self._version > self._proxy.newest:
+                return False
         elif kind == PUBACK and self._is_of_copy(way, packet):
             return True
         elif kind == DISCONNECT:

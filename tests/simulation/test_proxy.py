@@ -65,6 +65,19 @@ class Peer:
 NUMBERS = [str(number).encode() for number in range(200)]
 
 
+def test_a_broker_of_old_hangs_up_on_version_5_and_takes_the_one_before(mosquitto):
+    with Proxy(mosquitto.url, newest=4) as proxy, Peer(proxy.port, "old", V311, "t") as peer:
+        peer.send("t", b"1")
+        assert peer.take(1) == [("t", b"1")]
+        refused = queue.Queue()
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, "new", protocol=V5, reconnect_on_failure=False)
+        client.on_connect = client.on_disconnect = lambda *arguments: refused.put(arguments[-2])
+        client.connect("127.0.0.1", proxy.port)
+        client.loop_start()
+        assert refused.get(timeout=20).is_failure
+        client.loop_stop()
+
+
 def test_bytes_are_counted_at_the_clients_socket(proxy):
     connect = bytes.fromhex("101200044d5154540402003c0006") + b"edge-9"
     publish = struct.pack(">BBH", 0x32, 6, 1) + b"t" + struct.pack(">H", 7) + b"x"

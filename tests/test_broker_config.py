@@ -30,25 +30,21 @@ USERS = (SERVER, "one", "two", *ODD)
 class Guarded:
     """A mosquitto with the configuration of one mode, and what each of its users shows."""
 
-    def __init__(self, folder, *, tls):
-        options = ["--tls"] if tls else []
+    def __init__(self, folder, *options):
         assert main(["broker-config", "--fleet", "f", "--out", str(folder), *options]) == 0
-        self.logins, self.certificates, self.authority = {}, {}, None
-        if tls:
-            self.authority = authority = Authority(folder)
+        self.authority = authority = Authority(folder) if "--tls" in options else None
+        self.passwords = options != ("--tls",)
+        if authority:
             for name, file in authority.issue("broker", "127.0.0.1").items():
                 file.rename(folder / f"broker.{'crt' if name == 'cert' else 'key'}")
-            self.certificates = {user: authority.issue(user) for user in USERS}
-        else:
-            self.logins = dict.fromkeys(USERS, "pw")
-            set_passwords(folder / "passwords", self.logins)
+        if self.passwords:
+            set_passwords(folder / "passwords", dict.fromkeys(USERS, "pw"))
+        self._certificates = {} if self.passwords else {user: authority.issue(user) for user in USERS}
         self.broker = MosquittoBroker(config=(folder / "mosquitto.conf").read_text())
 
     def shows(self, user):
         """What ``user`` shows to get in."""
-        return (
-            self.certificates[user] if self.authority else {"username": user, "password": self.logins[user]}
-        )
+        return {"username": user, "password": "pw"} if self.passwords else self._certificates[user]
 
 
 def set_passwords(file, logins):
@@ -118,9 +114,9 @@ class Peer:
         self._client.loop_stop()
 
 
-@pytest.fixture(scope="module", params=["passwords", "certificates"])
+@pytest.fixture(scope="module", params=["", "--tls", "--tls --passwords"])
 def guarded(request, tmp_path_factory):
-    made = Guarded(tmp_path_factory.mktemp("broker"), tls=request.param == "certificates")
+    made = Guarded(tmp_path_factory.mktemp("broker"), *request.param.split())
     with made.broker:
         yield made
 
@@ -227,13 +223,14 @@ def test_no_user_name_opens_anothers_topics(peer, server, user):
 
 
 def test_who_is_unknown_is_not_let_in(peer, guarded, tmp_path):
+    unknown = [{}]
     if guarded.authority:
-        unknown = [Authority(tmp_path).issue("one"), guarded.authority.issue(None, "host.example"), {}]
-    else:
-        unknown = [
-            {"username": u, "password": p} for u, p in (("one", "wrong"), ("one", ""), ("three", "pw"))
-        ]
-        unknown.append({})
+        unknown += [Authority(tmp_path).issue("one"), guarded.authority.issue(None, "host.example")]
+    if guarded.passwords:
+        wrong = (("one", "wrong"), ("one", ""), ("three", "pw"))
+        unknown += [{"username": user, "password": password} for user, password in wrong]
+        # A certificate is no login where passwords are.
+        unknown += [guarded.authority.issue("one")] if guarded.authority else []
     assert not any(peer(**shown).admitted for shown in unknown)
     assert peer("one").admitted
 
@@ -263,7 +260,7 @@ def test_a_folder_that_would_add_lines_enters_no_file(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["a folder", "an 'odd' \"one\" # ü", " "])
 def test_a_folder_may_have_spaces_and_quotes(tmp_path, name):
-    guarded = Guarded(tmp_path / name, tls=False)
+    guarded = Guarded(tmp_path / name)
     with guarded.broker:
         one = Peer(guarded, mqtt.MQTTv5, **guarded.shows("one"))
         assert one.admitted

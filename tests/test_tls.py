@@ -50,6 +50,11 @@ class World:
                 return MosquittoBroker()
             case "with passwords":
                 return self.with_passwords(self.folder / "passwords", {SERVER: "s", "one": "1", "mute": "m"})
+            case "TLS with passwords":
+                folder = self.folder / "both"
+                folder.mkdir()
+                self.show(folder, issue("broker", "127.0.0.1"))
+                return self.with_passwords(folder, {SERVER: "s", "one": "1"}, tls=True)
             case "mutual":
                 return self.mutual(self.folder / "mutual")
             case "mutual, TLS 1.2":
@@ -78,8 +83,8 @@ class World:
         (folder / "broker.crt").write_bytes(files["cert"].read_bytes())
         (folder / "broker.key").write_bytes(files["key"].read_bytes())
 
-    def with_passwords(self, folder, logins):
-        write_broker_config(folder, fleet="f", tls=False)
+    def with_passwords(self, folder, logins, *, tls=False):
+        write_broker_config(folder, fleet="f", tls=tls, passwords=True)
         set_passwords(folder / "passwords", logins)
         with (folder / "acl").open("a") as acl:
             acl.write(MUTE)
@@ -103,6 +108,10 @@ class World:
                 return {"ca": self.ca, **issue(None, "host.example")}
             case "a wrong password":
                 return {"username": "one", "password": "2"}
+            case "the authority and a wrong password":
+                return {"ca": self.ca, "username": "one", "password": "2"}
+            case "a login alone":
+                return {"username": "one", "password": "1"}
             case "an unknown user":
                 return {"username": "three", "password": "1"}
         return {"ca": self.ca, **issue(who)}
@@ -195,10 +204,12 @@ def test_a_round_goes_over_mutual_tls_and_the_acl_of_common_names(tmp_path, worl
         assert run.server.result().finished
 
 
-def test_a_round_goes_over_passwords_and_a_devices_login_is_its_id(tmp_path, world, norm):
-    server = {"username": SERVER, "password": "s"}
-    with Round(tmp_path, world.broker("with passwords").url, norm, server, devices=1) as run:
-        client, device = run.device({"username": "one", "password": "1"})
+@pytest.mark.parametrize(("kind", "scheme"), [("with passwords", "mqtt:"), ("TLS with passwords", "mqtts:")])
+def test_a_round_goes_over_passwords_and_a_devices_login_is_its_id(tmp_path, world, norm, kind, scheme):
+    url, ca = world.broker(kind).url, {"ca": world.ca} if scheme == "mqtts:" else {}
+    assert url.startswith(scheme)
+    with Round(tmp_path, url, norm, {**ca, "username": SERVER, "password": "s"}, devices=1) as run:
+        client, device = run.device({**ca, "username": "one", "password": "1"})
         assert device.result() == 1
         assert client.device_id == "one"
 
@@ -217,6 +228,10 @@ REFUSED = [
     ("with passwords", "a wrong password", "check user 'one' and the password (--username, --password-file)"),
     ("with passwords", "an unknown user", "check user 'three' and the password"),
     ("with passwords", "nothing", "it wants a login: give --username and --password-file"),
+    ("TLS with passwords", "the authority and a wrong password", "check user 'one' and the password"),
+    ("TLS with passwords", "the authority", "it wants a login: give --username and --password-file"),
+    ("TLS with passwords", "one", "it takes no user of the common name in --cert, or wants a login too"),
+    ("TLS with passwords", "a login alone", "give the one that has signed it (--ca)"),
     *(
         (kind, who, reason)
         for kind in ("mutual", "mutual, TLS 1.2")

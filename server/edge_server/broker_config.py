@@ -17,14 +17,16 @@ SERVER = "server"
 """The user name, or the certificate's common name, of the server."""
 
 
-def write_broker_config(out: Path, *, fleet: str, tls: bool) -> list[Path]:
+def write_broker_config(out: Path, *, fleet: str, tls: bool, passwords: bool = False) -> list[Path]:
     """Write ``mosquitto.conf`` and ``acl`` into ``out``; returns the files.
 
     Args:
         out: made where it is missing; its absolute path enters the configuration.
         fleet: whose topics are opened.
-        tls: listen on 8883 and take the user name from the device's certificate, else on 1883 with the
-            password file ``passwords`` that ``mosquitto_passwd`` makes.
+        tls: listen on 8883, with the certificate ``broker.crt``; else on 1883, where passwords can be read on
+            the way.
+        passwords: take logins of the file ``passwords`` that ``mosquitto_passwd`` makes, as without TLS, and
+            not the common names of certificates.
 
     Raises:
         ProtocolError: the fleet's name is not allowed.
@@ -47,18 +49,13 @@ def write_broker_config(out: Path, *, fleet: str, tls: bool) -> list[Path]:
         ]
     )
     lines = ["per_listener_settings false", "persistence false", f"acl_file {out / 'acl'}"]
+    lines += [f"listener {8883 if tls else 1883}", "allow_anonymous false"]
     if tls:
-        lines += [
-            "listener 8883",
-            "allow_anonymous false",
-            f"cafile {out / 'ca.crt'}",
-            f"certfile {out / 'broker.crt'}",
-            f"keyfile {out / 'broker.key'}",
-            "require_certificate true",
-            "use_identity_as_username true",
-        ]
+        lines += [f"certfile {out / 'broker.crt'}", f"keyfile {out / 'broker.key'}"]
+    if passwords or not tls:
+        lines += [f"password_file {out / 'passwords'}"]
     else:
-        lines += ["listener 1883", "allow_anonymous false", f"password_file {out / 'passwords'}"]
+        lines += [f"cafile {out / 'ca.crt'}", "require_certificate true", "use_identity_as_username true"]
     files = {"mosquitto.conf": "\n".join([*lines, ""]), "acl": acl}
     for name, text in files.items():
         write_atomically(out / name, text.encode())

@@ -240,17 +240,23 @@ def _existing_store(options: argparse.Namespace) -> Store:
 def _configure_broker_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", required=True, metavar="F")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--tls", action="store_true", help="certificates in place of passwords")
+    parser.add_argument("--tls", action="store_true", help="TLS, with a certificate for each device")
+    parser.add_argument(
+        "--passwords", action="store_true", help="with --tls: logins in place of those certificates"
+    )
 
 
 def _run_broker_config(options: argparse.Namespace) -> int:
-    files = write_broker_config(options.out, fleet=options.fleet, tls=options.tls)
+    passwords = options.passwords or not options.tls
+    files = write_broker_config(options.out, fleet=options.fleet, tls=options.tls, passwords=passwords)
     for file in files:
         print(f"wrote {file}")
     folder = options.out.resolve()
     if options.tls:
-        print(f"put ca.crt, broker.crt and broker.key into {folder}; the server's common name is '{SERVER}',")
-        print("a device's common name is its id")
+        needed = "broker.crt and broker.key" if passwords else "ca.crt, broker.crt and broker.key"
+        print(f"put {needed} into {folder}; who has signed broker.crt is the --ca of server and devices")
+    if not passwords:
+        print(f"the server's common name is '{SERVER}', a device's is its id")
     else:
         print(f"add logins: mosquitto_passwd -c {folder / 'passwords'} {SERVER}; then one for each device id")
     print(f"start it: mosquitto -c {folder / 'mosquitto.conf'}")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from fleets import Fleet
@@ -116,7 +117,7 @@ def test_what_was_spent_before_a_restart_is_counted_and_what_was_repeated_is_not
         if attempt == 0:
             store.repeat(row)
     assert Spent.restore(store, run).epsilon == 0
-    store.aggregate(row, model=b"m", state=b"s", old_state=run.state, keep=False)
+    store.aggregate(row, run.config, model=b"m", state=b"s", old_state=run.state)
     assert Spent.restore(store, run).epsilon == epsilon(0.4, 1, delta=1e-5)
 
 
@@ -125,7 +126,8 @@ def test_the_seed_of_a_round_is_forgotten_with_its_updates(store, cnn):
     for number, keep in ((1, True), (2, False)):
         row = replace(opened(run, cnn).row, round=number)
         store.open_round(row)
-        store.aggregate(row, model=b"m", state=b"s", old_state=run.state, keep=keep)
+        config = msgspec.structs.replace(run.config, keep_updates=keep)
+        store.aggregate(row, config, model=b"m", state=b"s", old_state=run.state)
     kept, forgotten = store.rounds(run.id)
     assert len(kept.noise_seed) == 32
     assert forgotten.noise_seed is None

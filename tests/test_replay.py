@@ -10,6 +10,7 @@ from quadrants import quadrants
 
 from edge_sdk.cli import main
 from edge_sdk.errors import RunError
+from edge_sdk.tensors import encode
 from edge_server import RunConfig
 from edge_server import replay as replay_module
 from edge_server.replay import replay
@@ -62,6 +63,12 @@ def test_a_replay_begins_with_the_first_round_that_is_kept_and_has_the_same_bits
     assert replayed(tmp_path) == [(4, True), (5, True)]
 
 
+def test_a_replay_begins_where_the_bytes_that_are_kept_do(tmp_path, norm):
+    of_a_round = 2 * len(encode(norm.weights))
+    run(tmp_path, norm, rounds=5, participants=2, min_devices=2, keep_bytes=3 * of_a_round - 1)
+    assert replayed(tmp_path) == [(4, True), (5, True)]
+
+
 def test_a_run_shorter_than_what_is_kept_is_replayed_from_its_bundle(tmp_path, norm):
     run(tmp_path, norm, rounds=2, **KEPT)
     assert replayed(tmp_path) == [(1, True), (2, True)]
@@ -75,9 +82,10 @@ def test_the_command_says_where_it_begins(tmp_path, norm, capsys):
     assert [line.split()[:2] for line in lines[1:]] == [["round", "2"], ["round", "3"]]
 
 
-def test_a_bound_without_updates_to_keep_is_refused():
-    with pytest.raises(RunError, match="keep_rounds"):
-        RunConfig(fleet="f", rounds=1, keep_rounds=3).check()
+@pytest.mark.parametrize("bound", ["keep_rounds", "keep_bytes"])
+def test_a_bound_without_updates_to_keep_is_refused(bound):
+    with pytest.raises(RunError, match=bound):
+        RunConfig(fleet="f", rounds=1, **{bound: 3}).check()
 
 
 def test_the_list_of_runs_shows_mode_and_state(tmp_path, norm, capsys):

@@ -90,14 +90,13 @@ def has(store, data):
         return False
 
 
-def aggregate(store, row, number, *, keep=False, keep_rounds=0):
+def aggregate(store, row, number, *, keep=False, **bounds):
     store.aggregate(
         row,
+        RunConfig(fleet="f", rounds=9, keep_updates=keep, **bounds),
         model=b"model %d" % number,
         state=b"state %d" % number,
         old_state=sha256(b"state %d" % (number - 1)),
-        keep=keep,
-        keep_rounds=keep_rounds,
     )
 
 
@@ -277,7 +276,7 @@ def test_the_first_model_of_one_run_outlives_the_rounds_of_another(store):
 def test_a_model_that_did_not_change_is_not_forgotten(store):
     run = begin(store)
     row = open_round(store, run)
-    store.aggregate(row, model=b"model 0", state=b"state 0", old_state=run.state, keep=False)
+    store.aggregate(row, CONFIG, model=b"model 0", state=b"state 0", old_state=run.state)
     assert has(store, b"model 0")
     assert has(store, b"state 0")
 
@@ -322,7 +321,7 @@ def test_bytes_that_an_attempt_and_its_repetition_share_are_not_kept(store):
     store.repeat(first)
     second = open_round(store, run, attempt=1)
     accept(store, second, "a", b"the same")
-    store.aggregate(second, model=b"model 1", state=b"state 1", old_state=run.state, keep=False)
+    store.aggregate(second, CONFIG, model=b"model 1", state=b"state 1", old_state=run.state)
     assert not has(store, b"the same")
 
 
@@ -409,6 +408,41 @@ def test_the_updates_of_the_last_rounds_are_kept_with_what_replay_begins_with(st
         [True],
         [True],
     ]
+
+
+def kept_of(store, count):
+    return [n for n in range(1, count + 1) if has(store, b"update %d" % n)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ({"keep_bytes": 16}, [3, 4]),
+        ({"keep_bytes": 23}, [3, 4]),
+        ({"keep_bytes": 24}, [2, 3, 4]),
+        ({"keep_bytes": 1}, [4]),
+        ({"keep_bytes": 1000}, [1, 2, 3, 4]),
+        ({"keep_bytes": 24, "keep_rounds": 1}, [4]),
+        ({"keep_bytes": 16, "keep_rounds": 3}, [3, 4]),
+    ],
+)
+def test_as_many_rounds_are_kept_as_have_so_many_bytes_and_the_last_always(store, bounds, kept):
+    run = rounds_with_updates(store, 4, **bounds)
+    assert kept_of(store, 4) == kept
+    befores = [row.round for row in store.rounds(run.id) if row.state_before is not None]
+    assert befores == kept
+    assert [n for n in range(4) if has(store, b"state %d" % n)] == [n - 1 for n in kept]
+
+
+def test_a_large_round_pushes_out_all_before_it_and_not_itself(store):
+    run, sizes = begin(store), [10, 10, 100, 10, 10]
+    for number, size in enumerate(sizes, 1):
+        row = open_round(store, run, number=number, before=b"model %d" % (number - 1))
+        for device in "ab":
+            accept(store, row, device, device.encode() * size + b"%d" % number)
+        aggregate(store, row, number, keep=True, keep_bytes=50)
+        held = [r.round for r in store.rounds(run.id) if r.state_before is not None]
+        assert held == [[1], [1, 2], [3], [4], [4, 5]][number - 1]
 
 
 def test_all_updates_are_kept_without_a_bound_and_no_models_of_the_past(store):

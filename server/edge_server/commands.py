@@ -70,6 +70,7 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "compression": (str, "of updates: none or zstd"),
     "evaluation": (str, "server, devices or none"),
     "keep_rounds": (int, "of which --keep-updates keeps updates, 0 for all"),
+    "keep_bytes": (int, "of updates of the last rounds that --keep-updates keeps, 0 for all"),
     "seed": (int, "of selection and shuffles"),
 }
 

@@ -101,7 +101,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             says of its own limit wins where that is smaller.
         seed: of selection and of the devices' shuffles.
         keep_updates: keep all accepted updates, so that ``edge-sdk replay`` can recompute the models; or
-            those of the last ``keep_rounds`` rounds, with the model and the state before each.
+            those of the last ``keep_rounds`` rounds, or of as many as have at most ``keep_bytes`` bytes of
+            them together (the last round always), with the model and the state before each.
     """
 
     fleet: str
@@ -161,6 +162,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seed: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     keep_updates: bool = False
     keep_rounds: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    keep_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
 
     def check(self) -> RunConfig:
         """Return the config if its settings are in their ranges and fit one another.
@@ -180,8 +182,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise RunError(
                 f"participants is {self.participants}: give a count to {MAX_COHORT} or a fraction in (0, 1]"
             )
-        if self.keep_rounds and not self.keep_updates:
-            raise RunError("keep_rounds bounds what keep_updates keeps: give both or neither")
+        if self.forgets and not self.keep_updates:
+            name = "keep_rounds" if self.keep_rounds else "keep_bytes"
+            raise RunError(f"{name} bounds what keep_updates keeps: give both or neither")
         if self.keep_momentum and not self.local_momentum:
             raise RunError("keep_momentum has nothing to keep: give local_momentum")
         if self.strategy == "fedadam" and self.server_lr >= 1:
@@ -249,6 +252,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.min_devices:
             return self.min_devices
         return self.participants if isinstance(self.participants, int) else self.min_participants
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the updates of early rounds are not kept for good."""
+        return self.keep_rounds > 0 or self.keep_bytes > 0
 
     def facts(self) -> tuple[Fact, ...]:
         """What the run needs to know of every device's data."""

@@ -367,15 +367,7 @@ class Coordinator:
         """Make a new state durable, then publish its model in place of the old one."""
         fleet, publication = self._fleet, self._fleet.publication
         model, state = encode_tensors(new.weights), new.to_bytes()
-        config = self.run.config
-        self.store.aggregate(
-            row,
-            model=model,
-            state=state,
-            old_state=self.run.state,
-            keep=config.keep_updates,
-            keep_rounds=config.keep_rounds,
-        )
+        self.store.aggregate(row, self.run.config, model=model, state=state, old_state=self.run.state)
         self._state, self.run = new, self.store.get(self.run.id)
         old, fleet.model = fleet.model, publication.announce(model)
         self.store.set_published(self.run.fleet, publication.refs)

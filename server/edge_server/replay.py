@@ -58,7 +58,7 @@ def replay(store: Store, run: RunRow) -> Iterator[Replayed]:
     for row in store.rounds(run.id):
         if row.status != "aggregated" or row.model_after is None:
             continue
-        if not begun and run.config.keep_rounds:
+        if not begun and run.config.forgets:
             if row.state_before is None:
                 continue
             if row.round > 1:

@@ -203,16 +203,15 @@ class Store:
             )
 
     def aggregate(
-        self, row: RoundRow, *, model: bytes, state: bytes, old_state: str, keep: bool, keep_rounds: int = 0
+        self, row: RoundRow, config: RunConfig, *, model: bytes, state: bytes, old_state: str
     ) -> None:
         """Record a round's model and state, all in one transaction; forget what is no longer needed.
 
-        Args:
-            keep: the round's updates stay.
-            keep_rounds: with ``keep``, only those of so many rounds do, with the model and the state before
-                each, from which replay begins; 0 for all.
+        Where updates are kept but not all, the model and the state before each of those rounds are too: from
+        them replay begins.
         """
-        bounded = keep and keep_rounds > 0 and row.kind == "train"
+        keep = config.keep_updates
+        bounded = keep and config.forgets and row.kind == "train"
         done = {"status": "aggregated", "model_after": sha256(model)}
         with self._database.transaction() as connection:
             for data in (model, state):
@@ -230,7 +229,7 @@ class Store:
             if not keep:
                 unneeded |= _let_go(connection, _counts_in(row))
             if bounded:
-                unneeded |= _expire(connection, row.run, row.round - keep_rounds)
+                unneeded |= _expire(connection, row.run, _forgotten(connection, row, config))
             blobs.discard(connection, unneeded)
             connection.execute(
                 sa.delete(_declared).where(_declared.c.run == row.run, _declared.c.round < row.round)
@@ -301,6 +300,26 @@ def _let_go(connection: sa.Connection, which: sa.ColumnElement[bool]) -> set[str
     hashes = set(connection.execute(sa.select(_results.c.hash).where(held)).scalars())
     connection.execute(sa.update(_results).where(held).values(held=False))
     return hashes
+
+
+def _forgotten(connection: sa.Connection, row: RoundRow, config: RunConfig) -> int:
+    """The last round whose updates are no longer kept once ``row`` is done."""
+    last = row.round - config.keep_rounds if config.keep_rounds else 0
+    if not config.keep_bytes:
+        return last
+    counted = _results.c.counted
+    sizes = (
+        sa.select(counted, sa.func.sum(_results.c.size))
+        .where(_results.c.run == row.run, _results.c.kind == row.kind, _results.c.held, counted > last)
+        .group_by(counted)
+        .order_by(counted.desc())
+    )
+    total = 0
+    for number, size in connection.execute(sizes).all():
+        total += int(size)
+        if total > config.keep_bytes and number < row.round:
+            return int(number)
+    return last
 
 
 def _expire(connection: sa.Connection, run: str, last: int) -> set[str]:

@@ -1,7 +1,7 @@
 """Who is there: connections, installs, leases, silence."""
 
 from edge_sdk.protocol.messages import Join
-from edge_server.registry import FORGOTTEN, HEARTBEAT, MISSED, RESERVED, Registry
+from edge_server.registry import FORGOTTEN, HEARTBEAT, KEPT_BOOTS, MISSED, RESERVED, Registry
 
 SILENCE = HEARTBEAT * MISSED
 
@@ -45,6 +45,31 @@ def test_of_two_copies_of_a_work_folder_the_first_goes_on():
     assert made.join("d", join(boot="1", nonce="3"), 2.0) is None
     assert "copy" in made.join("d", join(boot="2", nonce="4"), 3.0)
     assert made.get("d").nonce == "3" * 16
+
+
+def test_a_copy_stays_refused_however_often_the_first_connects_anew():
+    made = registry()
+    for now, (boot, nonce) in enumerate([("2", "2"), ("1", "3"), ("1", "4"), ("1", "5")]):
+        assert made.join("d", join(boot=boot, nonce=nonce), float(now)) is None
+    assert "copy" in made.join("d", join(boot="2", nonce="6"), 9.0)
+
+
+def test_only_the_last_copies_are_remembered():
+    made = registry()
+    for number in range(100):
+        assert made.join("d", join(boot=f"{number:02}"), 1.0) is None
+        assert made.join("d", join(boot="1"), 1.0) is None
+    assert made.get("d").copies == [f"{number:02}" * 16 for number in range(100 - KEPT_BOOTS, 100)]
+
+
+def test_the_copies_of_a_device_are_forgotten_with_it():
+    made = registry()
+    made.join("d", join(boot="2"), 1.0)
+    made.join("d", join(boot="1"), 1.0)
+    made.leave("d", "1" * 16, 1.0)
+    made.expire(FORGOTTEN + 2)
+    for nonce in "45":
+        assert made.join("d", join(boot="2", nonce=nonce), FORGOTTEN + 2) is None
 
 
 def test_the_will_of_an_old_connection_does_not_end_the_new_one():

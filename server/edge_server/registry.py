@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_sdk.protocol.messages import Join
 
@@ -14,6 +14,7 @@ MISSED = 3
 """Heartbeats after which a silent device counts as gone."""
 
 KEPT_BOOTS = 8
+"""Processes of an install that are told apart, and of its copies."""
 RESERVED = 30.0
 """Seconds for which the id of a device that has gone stays its own: a will may tell of a short loss only."""
 FORGOTTEN = 24 * 3600.0
@@ -24,7 +25,8 @@ FORGOTTEN = 24 * 3600.0
 class Device:
     """One device as the server knows it. Times are the server's monotonic seconds.
 
-    ``boots`` are the processes of this install, in the order in which they first came.
+    ``boots`` are the processes of this install, in the order in which they first came; ``copies`` those that
+    were found to run on a copy of its work folder.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Device:
     lease_until: float | None = None
     present: bool = True
     left_at: float = 0.0
+    copies: list[str] = field(default_factory=list)
 
 
 class Registry:
@@ -44,7 +47,6 @@ class Registry:
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
-        self._copies: set[str] = set()
 
     def __len__(self) -> int:
         """How many devices are known, there or not."""
@@ -57,14 +59,14 @@ class Registry:
         that was followed by another and comes back has never ended, so what followed it is the copy.
         """
         known = self._devices.get(device)
-        boots = [join.boot]
+        boots, copies = [join.boot], list[str]()
         if known is not None and known.install == join.install:
-            if join.boot in self._copies:
+            if join.boot in known.copies:
                 return "its work folder is a copy of another device's: give it its own --work-dir and --id"
             boots = [*known.boots[-KEPT_BOOTS:], join.boot]
             first = boots.index(join.boot)
-            self._copies |= set(boots[first:]) - {join.boot}
-            boots = boots[: first + 1]
+            followed = [boot for boot in boots[first:] if boot != join.boot]
+            boots, copies = boots[: first + 1], [*known.copies, *followed][-KEPT_BOOTS:]
         elif known is not None and (known.present or now - known.left_at < RESERVED):
             return "its id is in use by another device of this fleet, or was just now: give it another --id"
         lease_until = None if join.lease is None else now + join.lease
@@ -77,6 +79,7 @@ class Registry:
             now,
             heartbeat=self.heartbeat,
             lease_until=lease_until,
+            copies=copies,
         )
         return None
 

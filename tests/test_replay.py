@@ -88,6 +88,13 @@ def test_a_bound_without_updates_to_keep_is_refused(bound):
         RunConfig(fleet="f", rounds=1, **{bound: 3}).check()
 
 
+@pytest.mark.parametrize("command", ["runs", "replay"])
+def test_a_command_that_is_told_of_no_store_says_how_to_name_one(command, capsys):
+    assert main([command]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--work-dir DIR, or --store URL" in line
+
+
 def test_the_list_of_runs_shows_mode_and_state(tmp_path, norm, capsys):
     run(tmp_path, norm, rounds=2, mode="buffered", buffer=1, participants=2)
     assert main(["runs", "--work-dir", str(tmp_path / "server")]) == 0

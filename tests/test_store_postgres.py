@@ -8,6 +8,8 @@ from fleets import Fleet, Thread
 from postgres import Postgres
 from quadrants import quadrants
 
+from edge_sdk import Bundle
+from edge_sdk.cli import main
 from edge_sdk.errors import RunError
 from edge_sdk.tensors import encode
 from edge_server import RunConfig, Server
@@ -151,3 +153,24 @@ def test_another_machine_goes_on_with_the_run_of_one_that_died(tmp_path, norm, u
     assert after.ended
     with closing(Store(there, url, exclusive=False)) as store:
         assert [replayed.same for replayed in replay(store, store.runs()[0])] == [True] * 3
+
+
+def test_runs_and_replay_need_no_work_folder_where_the_run_is_in_a_database(
+    tmp_path, norm, url, capsys, monkeypatch
+):
+    settings = {"rounds": 2, "participants": 1}
+    with Fleet(tmp_path) as fleet:
+        server = server_of(fleet, norm, url, settings, on_round=lambda _: None)
+        fleet.device("a", quadrants(16))
+        trained = server.result().bundle
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["runs", "--store", url, "--out", "trained.edge"]) == 0
+    assert "2/2  ended" in capsys.readouterr().out
+    assert Bundle.read("trained.edge").sha256 == trained.sha256
+    assert main(["replay", "--store", url]) == 0
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()] == [["same", "bits"]] * 2
+    assert main(["replay", "--store", url, "--run", "none"]) == 2
+    assert "no one run in this database whose id begins with none" in capsys.readouterr().err
+    assert [path.name for path in elsewhere.iterdir()] == ["trained.edge"]

@@ -181,14 +181,14 @@ def format_round(result: RoundResult, rounds: int) -> str:
     )
 
 
-def _configure_work_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--work-dir", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--store", metavar="URL")
+def _configure_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--work-dir", type=Path, metavar="DIR", help="of the server")
+    parser.add_argument("--store", metavar="URL", help="its other database, if it has one")
     parser.add_argument("--run", dest="run_id", metavar="ID", help="begins its id (default: the last)")
 
 
 def _configure_runs(parser: argparse.ArgumentParser) -> None:
-    _configure_work_dir(parser)
+    _configure_store(parser)
     parser.add_argument("--out", type=Path, metavar="F.edge", help="write the present model of --run")
 
 
@@ -228,14 +228,18 @@ def _chosen(store: Store, options: argparse.Namespace) -> RunRow:
     runs = [run for run in store.runs() if run.id.startswith(options.run_id or "")]
     if not runs or (options.run_id and len(runs) > 1):
         wanted = f" whose id begins with {options.run_id}" if options.run_id else ""
-        raise RunError(f"there is no one run in {options.work_dir}{wanted}: see 'edge-sdk runs'")
+        place = "this database" if options.store is not None else options.work_dir
+        raise RunError(f"there is no one run in {place}{wanted}: see 'edge-sdk runs'")
     return runs[-1]
 
 
 def _existing_store(options: argparse.Namespace) -> Store:
-    if options.store is None and not (options.work_dir / "edge.sqlite").exists():
-        raise RunError(f"there is no run in {options.work_dir}")
-    return Store(options.work_dir, options.store, exclusive=False)
+    if options.store is None:
+        if options.work_dir is None:
+            raise RunError("no store is given: use --work-dir DIR, or --store URL for another database")
+        if not (options.work_dir / "edge.sqlite").exists():
+            raise RunError(f"there is no run in {options.work_dir}")
+    return Store(options.work_dir or Path(), options.store, exclusive=False)
 
 
 def _configure_broker_config(parser: argparse.ArgumentParser) -> None:
@@ -272,8 +276,8 @@ def _count_or_share(text: str) -> int | float:
 
 
 SERVE = Command("run the server: rounds over a fleet, to a trained bundle", _configure_serve, _run_serve)
-RUNS = Command("list the runs in a work folder", _configure_runs, _run_runs)
-REPLAY = Command("recompute a run's models from its kept updates", _configure_work_dir, _run_replay)
+RUNS = Command("list the runs in a work folder or a database", _configure_runs, _run_runs)
+REPLAY = Command("recompute a run's models from its kept updates", _configure_store, _run_replay)
 BROKER_CONFIG = Command(
     "write a mosquitto configuration with an ACL", _configure_broker_config, _run_broker_config
 )

@@ -224,3 +224,10 @@ def test_a_layout_of_one_part_is_read_as_either_split(tmp_path):
 def test_an_unknown_split_names_those_there_are(tmp_path):
     with pytest.raises(DataError, match="'train' or 'test'"):
         load(tmp_path / "a.npz", split="validation")
+
+
+def test_an_image_that_claims_more_pixels_than_it_has_bytes_for_is_refused(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "one.pgm").write_bytes(b"P5 7 2771273 255\n" + bytes(3000))
+    with pytest.raises(DataError, match="7 x 2771273 pixels are over the limit"):
+        load(tmp_path)[0]

@@ -132,3 +132,22 @@ def test_its_figures_of_skewed_data_are_those_of_the_benchmark():
     for said, cell in cells.items():
         assert f"| {said} |" in README
         assert said.split()[-1] == f"{figures[f'accuracy.fashion.{cell}']:.1f}", cell
+
+
+def test_its_figures_of_chaos_are_those_of_the_benchmark():
+    figures = json.loads((ROOT / "benchmarks" / "results" / "chaos.json").read_text())["figures"]
+    (row,) = re.findall(r"^\| (\d+) in (\d+) runs \| (.*) \|$", README, re.MULTILINE)
+    assert row[:2] == (str(figures["faults"]), str(figures["runs"]))
+    counts = (figures[name] for name in ("aborted", "replaced", "lost", "twice"))
+    assert row[2].split(" | ") == [*map(str, counts), "0"]
+    assert (figures["replay_bits"], figures["undisturbed_bits"]) == (1, 1)
+    assert f"The {figures['undisturbed_runs']} synchronous runs" in README
+
+
+def test_its_figures_of_malformed_input_are_those_of_the_benchmark():
+    figures = json.loads((ROOT / "benchmarks" / "results" / "fuzz.json").read_text())["figures"]
+    row = (
+        f"| {figures['inputs']:,} | {figures['crashes']} | {figures['peak_mb']:.0f} MB | "
+        f"{figures['slowest_ms'] / 1000:.1f} s |"
+    )
+    assert row in README

@@ -19,7 +19,8 @@ MAX_BYTES = 1 << 28
 """Of one image file."""
 MAX_PIXELS = 1 << 25
 """Of one image: 33 megapixels."""
-# Pixels that a byte can stand for, so that a small file cannot make us allocate much. DEFLATE makes 8256.
+# Pixels that a byte can stand for, so that a small file cannot make us allocate much. DEFLATE makes 8256;
+# where pixels are not compressed it is eight.
 _MAX_EXPANSION = 1 << 14
 
 
@@ -75,7 +76,8 @@ class ImageFolder:
             raise ValueError(f"its {size} bytes are over the limit of {MAX_BYTES}")
         # From memory, where a read of more than there is allocates nothing.
         with pillow.open(io.BytesIO(path.read_bytes()), formats=FORMATS) as image:
-            limit = min(MAX_PIXELS, size * _MAX_EXPANSION)
+            stored = all(tile[0] == "raw" for tile in getattr(image, "tile", ()))
+            limit = min(MAX_PIXELS, size * (8 if stored else _MAX_EXPANSION))
             if image.width * image.height > limit:
                 raise ValueError(f"its {image.width} x {image.height} pixels are over the limit of {limit}")
             image = image.convert("L" if self.channels == 1 else "RGB")

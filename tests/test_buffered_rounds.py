@@ -1,6 +1,9 @@
 """The buffered mode over a wire: so many updates make a model, and nobody is waited for (FedBuff)."""
 
 import math
+import sqlite3
+import threading
+from contextlib import closing
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +13,7 @@ from quadrants import quadrants
 from waiting import until
 
 from edge_sdk import RunError
-from edge_sdk.protocol.messages import Cancel, Offer, Receipt, Task
+from edge_sdk.protocol.messages import Cancel, Grant, Offer, Receipt, Taken, Task
 from edge_sdk.tensors import encode
 from edge_server import RunConfig
 from edge_server.buffered import share_of
@@ -191,10 +194,122 @@ def test_a_device_that_stays_away_over_a_restart_of_the_server_holds_nobody_up(f
         device.join()
         assert device.hand_in(tasks[device], encode(step(norm, 1.0))).accepted
     fast.wait_for(Task, where=lambda task: task.round == 2)
-    # It comes back after all, and begins with the newest model.
+    # It comes back after all, and goes on with what it took.
     away.join()
-    assert away.wait_for(Task).round == 2
+    told = away.wait_for(Task)
+    assert told.round == 1
+    before = away.download(told.model, norm.manifest.specs)
+    np.testing.assert_array_equal(before["head.weight"], norm.weights["head.weight"])
     server_stops(fleet, again)
+
+
+def flushed(fleet, bundle, pair, number, *, tasks=None):
+    """Two devices make the model of round ``number``; their next tasks."""
+    for device in pair:
+        task = tasks[device] if tasks else device.wait_for(Task, where=lambda task: task.round == number)
+        device.take(task)
+        assert device.hand_in(task, encode(step(bundle, 1.0))).accepted
+    return {device: device.wait_for(Task, where=lambda task: task.round == number + 1) for device in pair}
+
+
+def test_a_late_update_is_of_no_more_examples_than_were_declared(fleet, norm):
+    _, server = fleet.serve(norm, rounds=4, min_devices=3, **BUFFERED)
+    fast, other, slow = devices(fleet, "fast", "other", "slow")
+    tasks = {device: device.task() for device in (fast, other, slow)}
+    slow.take(tasks[slow], examples=10)
+    tasks |= flushed(fleet, norm, (fast, other), 1, tasks=tasks)
+    flushed(fleet, norm, (fast, other), 2, tasks=tasks)
+    assert "10 were declared" in slow.hand_in(tasks[slow], encode(step(norm, 1.0)), examples=11).reason
+    server_stops(fleet, server)
+
+
+def restarted(fleet, server, bundle, *, rounds):
+    """Another server in the place of ``server``, which has a buffer of round 2 that nothing is in."""
+    server[0].stop()
+    server[1].result()
+    return fleet.serve(bundle, rounds=rounds, min_devices=3, **BUFFERED)[1]
+
+
+def test_training_goes_on_over_a_restart_and_its_update_counts_by_the_model_it_began_with(fleet, norm):
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def wait(_):
+        at_work.set()
+        go_on.wait(60)
+
+    server = fleet.serve(norm, rounds=2, min_devices=3, **BUFFERED)
+    fast, other = devices(fleet, "fast", "other")
+    slow = fleet.device("slow", quadrants(10), on_progress=wait)
+    tasks = {device: device.task() for device in (fast, other)}
+    try:
+        assert at_work.wait(60)
+        tasks = flushed(fleet, norm, (fast, other), 1, tasks=tasks)
+        again = restarted(fleet, server, norm, rounds=2)
+        for device in (fast, other):
+            device.join()
+        until(lambda: len(fleet.heard(Taken, "slow")) == 2)
+    finally:
+        go_on.set()
+    until(lambda: fleet.heard(Receipt, "slow"))
+    assert fast.hand_in(tasks[fast], encode(step(norm, 1.0))).accepted
+    for device in (fast, other):
+        device.end()
+    again.result()
+    assert slow.result() == 1
+    # It was not begun anew.
+    assert [(m.round, m.examples) for _, m in fleet.heard(Taken, "slow")] == [(1, 10), (1, None)]
+    store, run = opened(fleet)
+    assert [(r.device, r.round) for r in store.results(store.rounds(run.id)[1])] == [("fast", 2), ("slow", 1)]
+    assert [r.same for r in replay(store, run)] == [True, True]
+
+
+def test_who_has_lost_the_model_that_ended_with_a_server_begins_with_the_newest(fleet, norm):
+    server = fleet.serve(norm, rounds=3, min_devices=3, **BUFFERED)
+    fast, other, slow = devices(fleet, "fast", "other", "slow")
+    tasks = {device: device.task() for device in (fast, other, slow)}
+    slow.take(tasks[slow])
+    flushed(fleet, norm, (fast, other), 1, tasks=tasks)
+    again = restarted(fleet, server, norm, rounds=3)
+    slow.join()
+    told = slow.task()
+    assert (told.round, told.model.hash) == (1, tasks[slow].model.hash)
+    slow.send(Grant(blob=told.model.hash, start=0, stop=1))
+    newest = slow.wait_for(Task, where=lambda task: task.round == 2)
+    moved = slow.download(newest.model, norm.manifest.specs)
+    np.testing.assert_allclose(norm.weights["head.weight"] - moved["head.weight"], 1.0, rtol=1e-5)
+    server_stops(fleet, again)
+
+
+def test_a_server_that_ended_before_the_next_buffer_was_open_knows_what_has_counted(fleet, norm):
+    server = fleet.serve(norm, rounds=3, min_devices=3, **BUFFERED)
+    fast, other, slow = devices(fleet, "fast", "other", "slow")
+    tasks = {device: device.task() for device in (fast, other, slow)}
+    flushed(fleet, norm, (fast, other), 1, tasks=tasks)
+    server[0].stop()
+    server[1].result()
+    with closing(sqlite3.connect(fleet.folder / "server" / "edge.sqlite")) as database, database:
+        database.execute("DELETE FROM rounds WHERE round = 2")
+    again = fleet.serve(norm, rounds=3, min_devices=3, **BUFFERED)[1]
+    for device in (fast, other, slow):
+        device.join()
+    fast.wait_for(Task, where=lambda task: task.round == 2)
+    # Its receipt was lost.
+    assert fast.hand_in(tasks[fast], encode(step(norm, 1.0))).accepted
+    store, run = opened(fleet)
+    assert store.results(store.rounds(run.id)[1]) == []
+    server_stops(fleet, again)
+
+
+def test_who_comes_back_after_too_many_models_begins_with_the_newest(fleet, norm):
+    _, server = fleet.serve(norm, rounds=3, min_devices=3, max_staleness=0, **BUFFERED)
+    fast, other, slow = devices(fleet, "fast", "other", "slow")
+    tasks = {device: device.task() for device in (fast, other, slow)}
+    slow.take(tasks[slow])
+    slow.leave()
+    flushed(fleet, norm, (fast, other), 1, tasks=tasks)
+    slow.join()
+    assert slow.task().round == 2
+    server_stops(fleet, server)
 
 
 def test_an_update_that_comes_twice_counts_once(fleet, norm):

@@ -8,7 +8,7 @@ from postgres import Postgres
 
 from edge_sdk.errors import RunError
 from edge_sdk.protocol import reference
-from edge_sdk.protocol.messages import Offer
+from edge_sdk.protocol.messages import Offer, Taken
 from edge_sdk.tensors import sha256
 from edge_server import RunConfig, blobs
 from edge_server.rows import AcceptedResult, RoundRow, WorkKey
@@ -462,6 +462,22 @@ def test_an_update_that_two_rounds_share_stays_as_long_as_one_of_them_is_kept(st
     aggregate(store, row, 4, keep=True, keep_rounds=2)
     assert not has(store, b"the same")
     assert has(store, b"another")
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"), [({}, {"b": 3}), ({"mode": "buffered", "max_staleness": 1}, {"a": 2, "b": 3})]
+)
+def test_what_devices_took_is_known_as_long_as_it_may_count(store, settings, left):
+    run = begin(store)
+    taken = {1: ["a", "b"], 2: ["a"], 3: ["b"]}
+    for number, names in taken.items():
+        row = open_round(store, run, number=number, before=b"model %d" % (number - 1))
+        for device in names:
+            task = Taken(run=run.id, round=number, attempt=0, kind="train", examples=number)
+            store.declare(device, task)
+        aggregate(store, row, number, **settings)
+    assert store.begun(run.id, since=0) == left
+    assert store.begun(run.id, since=3) == {"b": 3}
 
 
 def test_a_server_whose_fleet_another_has_taken_over_writes_nothing(store, url):

@@ -32,11 +32,13 @@ class BufferedRound(TrainingRound):
     """The buffer that becomes the model after the run's last.
 
     Devices go on over the rounds: ``began_at`` says by device from the model of which round it works, and
-    ``models`` has those models as long as anyone may ask for them.
+    ``models`` has those models as long as anyone may ask for them. Those of the rounds in ``gone`` ended with
+    an earlier server: who has begun with one has it.
     """
 
     began_at: dict[str, int] = field(default_factory=dict)
     models: dict[int, Ref] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
     delivered: set[tuple[str, int]] = field(default_factory=set)
 
     @classmethod
@@ -70,9 +72,12 @@ class BufferedRound(TrainingRound):
         if earlier is not None:
             opened.augment = earlier.augment
             opened.delivered = earlier.delivered
-            # Of those whom a server before this one has asked, it is not known.
-            for device in earlier.began_at.keys() & {*cohort.pending, *cohort.lost}:
-                opened.began_at[device] = earlier.began_at[device]
+            opened.gone = earlier.gone
+            oldest, pending, lost = row.round - run.config.max_staleness, cohort.pending, cohort.lost
+            for device, number in earlier.began_at.items():
+                # Who comes back does so to what still counts.
+                if device in pending or (device in lost and number >= oldest):
+                    opened.began_at[device] = number
             needed = set(opened.began_at.values())
             opened.models |= {number: ref for number, ref in earlier.models.items() if number in needed}
         return opened
@@ -103,6 +108,14 @@ class BufferedRound(TrainingRound):
         if number not in self.models:
             number = self.began_at[device] = self.row.round
         return TrainingRound.task(self, device, nonce, bundle=bundle, model=self.models[number], left=left)
+
+    def lacks(self, device: str, blob: str) -> bool:
+        """Whether a device wants a model that no server has any more; its task is then the newest."""
+        number = self.began_at.get(device)
+        if number is None or number not in self.gone or self.models[number].hash != blob:
+            return False
+        self.began_at[device] = self.row.round
+        return True
 
     def round_of(self, device: str) -> int:
         """The round from whose model the device works."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from edge_sdk.bundle import Bundle
 from edge_sdk.tensors import Tensors
 from edge_server.buffered import BufferedRound
@@ -28,7 +30,10 @@ def open_round(
     """An attempt at the round after the run's last."""
     config, present = run.config, fleet.present(now)
     if config.mode == "buffered":
-        return next_buffer(run, bundle, fleet, known, None, now=now)
+        first = next_buffer(run, bundle, fleet, known, None, now=now)
+        # The first of this server: one before it may have counted what comes once more.
+        first.delivered = fleet.store.delivered(run.id, since=first.row.round - config.max_staleness)
+        return first
     cohort = select(
         present,
         wanted=config.cohort_size(len(present)),
@@ -86,9 +91,16 @@ def restore_round(
     """The attempt of ``row``, without its accepted updates."""
     restored: TrainingRound
     if run.config.mode == "buffered":
+        since = row.round - run.config.max_staleness
         restored = BufferedRound.restore(run, bundle, row, now=now)
-        restored.delivered = store.delivered(run.id, since=row.round - run.config.max_staleness)
+        restored.delivered = store.delivered(run.id, since=since)
         restored.models[row.round] = fleet.model
+        begun = {(d, n) for d, n in store.begun(run.id, since=since).items() if d in row.selected}
+        restored.began_at = dict(begun - restored.delivered)
+        for number in set(restored.began_at.values()) - {row.round}:
+            old = store.rounds(run.id, number=number)[0]
+            restored.models[number] = replace(fleet.model, hash=old.model_before, sources=("ask",))
+            restored.gone.add(number)
     elif row.chains:
         restored = ChainedRound.restored(
             run,

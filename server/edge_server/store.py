@@ -152,6 +152,15 @@ class Store:
             found = connection.execute(query).scalar()
             return None if found is None else int(found)
 
+    def begun(self, run: str, *, since: int) -> dict[str, int]:
+        """By device, the round of the last training that it took, of those from round ``since`` on."""
+        query = sa.select(_declared.c.device, sa.func.max(_declared.c.round)).where(
+            _declared.c.run == run, _declared.c.kind == "train", _declared.c.round >= since
+        )
+        with self._database.reading() as connection:
+            found = connection.execute(query.group_by(_declared.c.device))
+            return {device: int(number) for device, number in found}
+
     def accept(self, device: str, offer: Offer, data: bytes, *, counted: int) -> None:
         """Record an accepted result with its bytes; the receipt may be sent after this.
 
@@ -231,8 +240,10 @@ class Store:
             if bounded:
                 unneeded |= _expire(connection, row.run, _forgotten(connection, row, config))
             blobs.discard(connection, unneeded)
+            # What is late still counts in the buffered mode.
+            oldest = row.round - (config.max_staleness if config.mode == "buffered" else 0)
             connection.execute(
-                sa.delete(_declared).where(_declared.c.run == row.run, _declared.c.round < row.round)
+                sa.delete(_declared).where(_declared.c.run == row.run, _declared.c.round < oldest)
             )
 
     def set_figures(self, row: RoundRow, figures: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ INSTALL = $(shell command -v uv || echo $(BIN)/uv) pip install --python $(BIN)/p
 
 venv: .venv/.ready
 
-.venv/.ready: requirements/base.txt requirements/torch.txt pyproject.toml
+.venv/.ready: requirements/base.txt requirements/torch.txt requirements/executorch.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, this is " + sys.version) if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || $(BIN)/python -m pip install --quiet uv
@@ -22,6 +22,7 @@ ifeq ($(TORCH),cpu)
 else
 	$(INSTALL) --quiet --require-hashes --no-deps -r requirements/torch.txt
 endif
+	$(INSTALL) --quiet --require-hashes --no-deps -r requirements/executorch.txt
 	$(INSTALL) --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -66,6 +67,9 @@ lock:
 	$(COMPILE) --upgrade --all-extras --group dev --override requirements/no-torch.txt \
 	  --no-emit-package edge-sdk-fl pyproject.toml -o requirements/base.txt
 	$(COMPILE) --upgrade -c requirements/base.txt requirements/torch.in -o requirements/torch.txt \
+	  $$(sed -nE 's/^([a-z0-9._-]+)==[^ ;]+ .$$/--no-emit-package \1/p' requirements/base.txt)
+	$(COMPILE) --upgrade --no-deps -c requirements/base.txt requirements/executorch.in \
+	  -o requirements/executorch.txt \
 	  $$(sed -nE 's/^([a-z0-9._-]+)==[^ ;]+ .$$/--no-emit-package \1/p' requirements/base.txt)
 
 clean:

@@ -19,6 +19,7 @@ from edge_sdk.description import Sharing
 from edge_sdk.errors import BrokerError
 from edge_sdk.manifest import Input
 from edge_sdk.protocol import check_id
+from edge_sdk.runtime import RUNTIMES
 from edge_sdk.transport import Credentials
 from edge_sdk.work import Engine
 
@@ -78,7 +79,7 @@ def _configure_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--id", metavar="ID", help="this device's id; made once and kept by default")
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="where identity and models are kept")
     parser.add_argument("--bundle", type=Path, metavar="F.edge", help="fetched from the server by default")
-    parser.add_argument("--runtime", choices=("onnx", "executorch"), default="onnx")
+    parser.add_argument("--runtime", choices=tuple(RUNTIMES), default="onnx")
     parser.add_argument("--threads", type=count, default=0, metavar="N", help="0: one a physical core")
     parser.add_argument("--provider", action="append", metavar="NAME", help="ONNX Runtime execution provider")
     parser.add_argument("--held-out", type=float, default=0.0, metavar="SHARE", help="share to evaluate on")

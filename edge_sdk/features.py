@@ -148,7 +148,7 @@ def open_describer(
 
     Args:
         bundle: exported with a describer.
-        name: ``onnx``.
+        name: ``onnx`` or ``executorch``.
         threads: threads for one operator; 0 takes one for each physical core.
         providers: ONNX Runtime's execution providers in order of preference; the CPU by default.
 
@@ -157,12 +157,18 @@ def open_describer(
         BundleError: the bundle holds no describe program, or none for that runtime.
     """
     describe = _describe(bundle)
-    check_runtime(name)
+    check_runtime(name, providers)
     if name not in describe.programs:
         raise BundleError(f"the bundle {bundle.manifest.name!r} holds no describe program for {name}")
-    from edge_sdk.runtime.onnx import open_frozen
+    program = bundle.member(describe.programs[name])
+    if name == "executorch":
+        from edge_sdk.runtime import executorch
 
-    network = open_frozen(bundle.member(describe.programs[name]), threads=threads, providers=providers)
+        network = executorch.open_frozen(program, threads=threads)
+    else:
+        from edge_sdk.runtime import onnx
+
+        network = onnx.open_frozen(program, threads=threads, providers=providers)
     channels = bundle.manifest.input.shape[0]
     # The network normalises by itself: it gets whole images, in [0, 1].
     images = Input(bundle.manifest.input.image_shape, (0.0,) * channels, (1.0,) * channels)

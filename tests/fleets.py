@@ -87,7 +87,7 @@ class Fleet:
     def client(self, name, data, **options):
         work_dir = options.pop("work_dir", name)
         transport = options.pop("transport", None) or self.broker.transport()
-        engine = Engine(threads=1)
+        engine = options.pop("engine", Engine(threads=1))
         return EdgeClient(
             transport,
             fleet=FLEET,

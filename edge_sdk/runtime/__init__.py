@@ -12,7 +12,11 @@ from edge_sdk.errors import RuntimeUnavailableError
 from edge_sdk.manifest import Option
 from edge_sdk.tensors import Array, Tensors
 
-__all__ = ["Optimiser", "Runtime", "Sums", "check_runtime", "open_runtime"]
+__all__ = ["RUNTIMES", "Optimiser", "Runtime", "Sums", "check_runtime", "open_runtime"]
+
+
+RUNTIMES = {"onnx": "onnxruntime", "executorch": "executorch"}
+"""By the names that bundles give them, the modules that runtimes need."""
 
 
 class Sums(NamedTuple):
@@ -102,23 +106,31 @@ def open_runtime(
 
     Args:
         bundle: where the programs and the first weights come from.
-        name: ``onnx``.
-        threads: threads for one operator; 0 takes one for each physical core.
+        name: ``onnx`` or ``executorch``.
+        threads: threads for one operator; 0 takes one for each physical core. ExecuTorch has one pool of them
+            for the whole process.
         providers: ONNX Runtime's execution providers in order of preference; the CPU by default.
 
     Raises:
         RuntimeUnavailableError: the runtime or a provider is not installed.
         BundleError: the bundle was not exported for that runtime.
     """
-    check_runtime(name)
+    check_runtime(name, providers)
+    if name == "executorch":
+        from edge_sdk.runtime.executorch import ExecutorchRuntime
+
+        return ExecutorchRuntime(bundle, threads=threads)
     from edge_sdk.runtime.onnx import OnnxRuntime
 
     return OnnxRuntime(bundle, threads=threads, providers=providers)
 
 
-def check_runtime(name: str) -> None:
-    """Raise RuntimeUnavailableError if there is no such runtime here."""
-    if name != "onnx":
-        raise RuntimeUnavailableError(f"runtime {name!r} is not available in this version: use onnx")
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise RuntimeUnavailableError("onnxruntime is not installed: pip install 'edge-sdk-fl[onnx]'")
+def check_runtime(name: str, providers: Sequence[str] | None = None) -> None:
+    """Raise RuntimeUnavailableError if there is no such runtime here, or none that has ``providers``."""
+    if name not in RUNTIMES:
+        raise RuntimeUnavailableError(f"there is no runtime {name!r}: take {' or '.join(RUNTIMES)}")
+    module = RUNTIMES[name]
+    if importlib.util.find_spec(module) is None:
+        raise RuntimeUnavailableError(f"{module} is not installed: pip install 'edge-sdk-fl[{name}]'")
+    if providers and name != "onnx":
+        raise RuntimeUnavailableError(f"execution providers are ONNX Runtime's: {name} has none")

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from edge_export import programs
 from edge_export.classifier import Classifier, examine, rule_of
 from edge_export.describe import DescriberSettings, describe_members
 from edge_export.errors import ExportError
-from edge_export.onnx import lower
-from edge_export.provenance import module_of, running_modules
-from edge_export.translator import OperatorError
-from edge_export.verify import verify_train
+from edge_export.runtimes import Exported, for_executorch, for_onnx
 from edge_sdk.bundle import Bundle
-from edge_sdk.manifest import Input, Manifest, Noise, Option, Parameter, Pipeline, Programs
-
-ONNX = Programs(
-    train="onnx/train.onnx",
-    evaluate="onnx/evaluate.onnx",
-    predict="onnx/predict.onnx",
-    embed="onnx/embed.onnx",
-)
+from edge_sdk.manifest import Input, Manifest, Noise, Option, Parameter, Pipeline
+from edge_sdk.runtime import RUNTIMES
 
 
 def export_bundle(
@@ -40,6 +30,8 @@ def export_bundle(
     pipeline: Pipeline | None = None,
     options: Collection[Option] = (),
     describe: DescriberSettings | None = None,
+    runtimes: Collection[str] = ("onnx",),
+    batch: int = 32,
     seed: int = 0,
 ) -> Bundle:
     """Turn an image classifier into a bundle that devices train without PyTorch.
@@ -64,10 +56,12 @@ def export_bundle(
         options: what the train program can do beyond SGD with weight decay: ``momentum`` of its own on
             each device, a ``proximal`` term, ``clipping`` of the gradient. Each takes inputs and time.
         describe: what lets devices be grouped by their data: some 9 MB of MobileNetV2. None leaves it out.
+        runtimes: ``onnx``, ``executorch``, or both: then a fleet may mix them. Servers evaluate with ONNX.
+        batch: the most examples that ExecuTorch's programs take in a step; smaller batches cost as much.
         seed: of the random batches of the verification.
 
     Returns:
-        The bundle, with programs for ONNX Runtime. The same model gives the same bytes.
+        The bundle. The same model gives the same bytes.
 
     Raises:
         ExportError: the model is not a classifier of the kind described, or does something that the
@@ -87,14 +81,14 @@ def export_bundle(
         raise ExportError(f"there is no option {unknown[0]!r}: take of {', '.join(get_args(Option))}")
     options = tuple(option for option in get_args(Option) if option in options)
 
+    if not runtimes or not set(runtimes) <= set(RUNTIMES):
+        raise ExportError(f"runtimes {', '.join(runtimes) or '(none)'}: take of {', '.join(RUNTIMES)}")
     described, describer = (None, {}) if describe is None else describe_members(describe, images.image_shape)
-    members = {
-        ONNX.train: _lower(classifier, lambda classifier: programs.train(classifier, options)),
-        ONNX.evaluate: _lower(classifier, programs.evaluate),
-        ONNX.predict: _lower(classifier, programs.predict),
-        ONNX.embed: _lower(classifier, programs.embed),
-    }
-    verify_train(classifier, members[ONNX.train], seed, options)
+    made: dict[str, Exported] = {}
+    if "onnx" in runtimes:
+        made["onnx"] = for_onnx(classifier, options, seed)
+    if "executorch" in runtimes:
+        made["executorch"] = for_executorch(classifier, options, seed, batch)
     manifest = Manifest(
         name=name if name is not None else type(model).__name__,
         input=images,
@@ -105,22 +99,12 @@ def export_bundle(
         feature_size=classifier.feature_size,
         noise=tuple(Noise(f"noise{i}", shape) for i, shape in enumerate(classifier.noise_shapes)),
         options=options,
-        runtimes={"onnx": ONNX},
+        runtimes={runtime: named for runtime, (named, _) in made.items()},
         describe=described,
     )
     weights = {name: tensor.numpy() for name, tensor in classifier.state.items()}
+    members = {name: data for _, members in made.values() for name, data in members.items()}
     return Bundle.build(manifest, weights, members | describer)
-
-
-def _lower(classifier: Classifier, make: Callable[[Classifier], programs.Program]) -> bytes:
-    with running_modules(classifier.model) as stack:
-        try:
-            return lower(make(classifier))
-        except OperatorError as error:
-            path, cause = module_of(classifier, error.operator), error
-        except ExportError as error:
-            path, cause = stack[-1] if stack else None, error  # type: ignore[assignment]
-    raise ExportError(f"{path}: {cause}" if path else str(cause)) from cause
 
 
 def _parameters(classifier: Classifier) -> tuple[Parameter, ...]:

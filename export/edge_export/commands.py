@@ -15,6 +15,7 @@ from edge_sdk.cli import Command
 from edge_sdk.errors import EdgeError
 from edge_sdk.files import write_atomically
 from edge_sdk.manifest import Option, Pipeline
+from edge_sdk.runtime import RUNTIMES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from edge_export.describe import DescriberSettings
 
 _EXTRA = "pip install 'edge-sdk-fl[export]'"
-RUNTIMES = ("onnx",)
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--classes", type=int, metavar="N", help="number of classes")
     parser.add_argument("--weights", type=Path, metavar="F.safetensors", help="load these weights first")
     parser.add_argument(
-        "--runtime", default="onnx", help="runtimes to export for, with commas (default: onnx)"
+        "--runtime", default="onnx", help="of onnx, executorch: what to export for (default: onnx)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=32, metavar="N", help="examples in a step of ExecuTorch (default: 32)"
     )
     parser.add_argument("--name", help="of the bundle (default: the model's class name)")
     parser.add_argument("--mean", metavar="a,b,c", help="for each channel, of images in [0, 1] (default: 0)")
@@ -83,9 +86,9 @@ def _write_inference(source: Path, output: Path) -> None:
 def _write_bundle(options: argparse.Namespace) -> None:
     if options.input is None or options.classes is None:
         raise EdgeError("an export needs --input CxHxW and --classes N")
-    for runtime in options.runtime.split(","):
-        if runtime not in RUNTIMES:
-            raise EdgeError(f"--runtime {runtime}: this version exports {', '.join(RUNTIMES)} only")
+    runtimes = options.runtime.split(",")
+    if not set(runtimes) <= set(RUNTIMES):
+        raise EdgeError(f"--runtime {options.runtime}: take of {', '.join(RUNTIMES)}")
     shape = _shape(options.input)
     mean, std = _numbers("--mean", options.mean), _numbers("--std", options.std)
     pipeline = _pipeline(options, shape)
@@ -108,6 +111,8 @@ def _write_bundle(options: argparse.Namespace) -> None:
         pipeline=pipeline,
         options=cast(list[Option], [option for option in options.options.split(",") if option]),
         describe=describe,
+        runtimes=runtimes,
+        batch=options.batch,
     )
     bundle.write(options.output)
     print(f"{options.output}: {bundle.manifest.name}, {len(bundle.data)} bytes, sha256 {bundle.sha256}")

@@ -47,7 +47,19 @@ class Program:
     trains: bool = False
 
 
-def train(classifier: Classifier, options: Collection[Option] = ()) -> Program:
+def all_programs(
+    classifier: Classifier, options: Collection[Option] = (), batch: int = BATCH
+) -> dict[str, Program]:
+    """The four by name, with examples of a batch of ``batch`` samples."""
+    return {
+        "train": train(classifier, options, batch),
+        "evaluate": evaluate(classifier, batch),
+        "predict": predict(classifier, batch),
+        "embed": embed(classifier, batch),
+    }
+
+
+def train(classifier: Classifier, options: Collection[Option], batch: int) -> Program:
     """One step of :func:`training_step`: to ``new/<name>`` for each tensor, ``loss_sum``, ``correct``.
 
     With the option ``momentum``, from ``velocity/<name>`` to ``new_velocity/<name>`` for each parameter as
@@ -55,7 +67,7 @@ def train(classifier: Classifier, options: Collection[Option] = ()) -> Program:
     """
     model = classifier.model
     params, buffers = split_state(model)
-    noise = {f"noise{i}": torch.rand(BATCH, *shape) for i, shape in enumerate(classifier.noise_shapes)}
+    noise = {f"noise{i}": torch.rand(batch, *shape) for i, shape in enumerate(classifier.noise_shapes)}
 
     def run(inputs: Tensors) -> Tensors:
         def group(prefix: str, names: Iterable[str]) -> Tensors:
@@ -78,7 +90,8 @@ def train(classifier: Classifier, options: Collection[Option] = ()) -> Program:
             proximal=Proximal(inputs["proximal"], group("anchor", params)) if "proximal" in options else None,
             clip_norm=inputs["clip_norm"] if "clipping" in options else None,
         )
-        new = {f"new/{name}": tensor for name, tensor in {**result.params, **result.buffers}.items()}
+        moved = {**result.params, **result.buffers}
+        new = {f"new/{name}": moved[name] for name in classifier.state}
         velocity = {f"new_velocity/{name}": tensor for name, tensor in result.velocity.items()}
         return {**new, **velocity, "loss_sum": result.loss_sum, "correct": result.correct}
 
@@ -91,11 +104,11 @@ def train(classifier: Classifier, options: Collection[Option] = ()) -> Program:
         settings |= {f"anchor/{name}": tensor.clone() for name, tensor in params.items()}
     if "clipping" in options:
         settings["clip_norm"] = torch.tensor(1.0)
-    arguments = {**_weights(classifier), **_batch(classifier), **settings, **noise}
+    arguments = {**_weights(classifier), **_batch(classifier, batch), **settings, **noise}
     return Program(run, arguments, frozenset({"x", "y", "sample_weight", *noise}), trains=True)
 
 
-def evaluate(classifier: Classifier) -> Program:
+def evaluate(classifier: Classifier, batch: int) -> Program:
     """``loss_sum`` and ``correct`` of a batch, in eval mode."""
 
     def run(inputs: Tensors) -> Tensors:
@@ -104,21 +117,21 @@ def evaluate(classifier: Classifier) -> Program:
         loss_sum, correct = score(logits, inputs["y"], inputs["sample_weight"])
         return {"loss_sum": loss_sum, "correct": correct}
 
-    batch = _batch(classifier)
-    return Program(run, {**_weights(classifier), **batch}, frozenset(batch))
+    examples = _batch(classifier, batch)
+    return Program(run, {**_weights(classifier), **examples}, frozenset(examples))
 
 
-def predict(classifier: Classifier) -> Program:
+def predict(classifier: Classifier, batch: int) -> Program:
     """``logits`` [B, classes], in eval mode."""
 
     def run(inputs: Tensors) -> Tensors:
         return {"logits": _forward(classifier, inputs)}
 
-    arguments = {**_weights(classifier), "x": _batch(classifier)["x"]}
+    arguments = {**_weights(classifier), "x": _batch(classifier, batch)["x"]}
     return Program(run, arguments, frozenset({"x"}), frozenset({"logits"}))
 
 
-def embed(classifier: Classifier) -> Program:
+def embed(classifier: Classifier, batch: int) -> Program:
     """``features`` [B, feature_size]: what enters the head, in eval mode."""
 
     def run(inputs: Tensors) -> Tensors:
@@ -126,7 +139,7 @@ def embed(classifier: Classifier) -> Program:
             _forward(classifier, inputs)
         return {"features": seen[-1]}
 
-    arguments = {**_weights(classifier), "x": _batch(classifier)["x"]}
+    arguments = {**_weights(classifier), "x": _batch(classifier, batch)["x"]}
     return Program(run, arguments, frozenset({"x"}), frozenset({"features"}))
 
 
@@ -141,9 +154,9 @@ def _weights(classifier: Classifier) -> Tensors:
     return {f"weights/{name}": tensor for name, tensor in classifier.state.items()}
 
 
-def _batch(classifier: Classifier) -> Tensors:
+def _batch(classifier: Classifier, batch: int) -> Tensors:
     return {
-        "x": torch.randn(BATCH, *classifier.input_shape),
-        "y": torch.zeros(BATCH, dtype=torch.int64),
-        "sample_weight": torch.ones(BATCH),
+        "x": torch.randn(batch, *classifier.input_shape),
+        "y": torch.zeros(batch, dtype=torch.int64),
+        "sample_weight": torch.ones(batch),
     }

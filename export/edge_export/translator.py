@@ -24,10 +24,10 @@ Value: TypeAlias = fx.Node | Tensor | float | int | bool
 
 
 class OperatorError(ExportError):
-    """An operator has no ONNX translation, or no backward pass in the table of decompositions."""
+    """An operator that ``where`` does not have, or no backward pass in the table of decompositions."""
 
-    def __init__(self, operator: str) -> None:
-        super().__init__(f"{operator} is not covered by the ONNX export: use another layer in its place")
+    def __init__(self, operator: str, where: str = "the export") -> None:
+        super().__init__(f"{operator} is not covered by {where}: use another layer in its place")
         self.operator = operator
 
 

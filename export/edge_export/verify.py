@@ -1,4 +1,4 @@
-"""After an export: the train program is run in ONNX Runtime and held against PyTorch in float64.
+"""After an export: the train program is run as devices do and held against PyTorch in float64.
 
 The yardstick is PyTorch's own float32, since how much rounding a model suffers is the model's affair. A
 gradient may jump where a ReLU's input rounds to the other side of 0, for either of the two; so a draw
@@ -8,10 +8,10 @@ that fails is repeated on new random data, and what is wrong fails every time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -32,27 +32,36 @@ OWN_LIMIT = 0.02
 """What counts as rounding of PyTorch's own: MobileNetV2's ReLU6 kinks give 0.016, chance gives much more."""
 
 LR, WEIGHT_DECAY = 0.5, 0.01
-_BATCHES = ((4, 0), (7, 2))  # samples, and how many of them are padding of weight 0
+BATCHES = ((4, 0), (7, 2))
+"""Samples, and how many of them are padding of weight 0, where a program takes any number."""
+
+Step: TypeAlias = Callable[[Tensors], dict[str, Array]]
+"""Runs a train program: its arguments by name, to its results by name."""
 
 
 def verify_train(
-    classifier: Classifier, program: bytes, seed: int = 0, options: Collection[Option] = ()
+    classifier: Classifier,
+    step: Step,
+    seed: int = 0,
+    options: Collection[Option] = (),
+    batches: Sequence[tuple[int, int]] = BATCHES,
 ) -> None:
-    """Run one step on two random batches, the second of odd size and padded by samples of weight 0.
+    """Run one step on random batches, one after the other in the same session.
+
+    Args:
+        step: the train program.
+        batches: samples of each, and how many of them are padding.
 
     Raises:
         ExportError: a tensor after the step, or the loss, is further from PyTorch's than rounding
             explains; the message names the worst one.
     """
-    one_thread = ort.SessionOptions()
-    one_thread.intra_op_num_threads = 1
-    session = ort.InferenceSession(program, one_thread, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(seed)
-    for samples, padding in _BATCHES:
+    for samples, padding in batches:
         for draw in range(DRAWS):
             batch = _random_batch(classifier, samples, padding, generator)
             batch |= _random_settings(classifier, options, generator)
-            worst, excess = _worst(classifier, session, batch)
+            worst, excess = _worst(classifier, step, batch)
             if excess <= 1:
                 break
             if draw == DRAWS - 1:
@@ -96,11 +105,11 @@ def _random_settings(
     return settings
 
 
-def _worst(classifier: Classifier, session: ort.InferenceSession, batch: Tensors) -> tuple[str, float]:
+def _worst(classifier: Classifier, step: Step, batch: Tensors) -> tuple[str, float]:
     """Name of the result that is furthest off, and its error as a multiple of what is allowed."""
     exact = _pytorch_step(classifier, batch, torch.float64)
     single = _pytorch_step(classifier, batch, torch.float32)
-    traced = _onnx_step(classifier, session, batch)
+    traced = _traced_step(classifier, step, batch)
     scale = {name: float(np.abs(value).max(initial=1e-3)) for name, value in exact.items()}
     own = max(float(np.abs(single[name] - exact[name]).max(initial=0)) / scale[name] for name in exact)
     allowed = MULTIPLE * min(own, OWN_LIMIT) + FLOOR
@@ -157,11 +166,8 @@ def _add_pull(loss: Tensor, trained: Mapping[str, Tensor], batch: Tensors) -> Te
     return loss + float(batch["proximal"]) / 2 * torch.stack(distances).sum()
 
 
-def _onnx_step(classifier: Classifier, session: ort.InferenceSession, batch: Tensors) -> dict[str, Array]:
-    fed = {**{f"weights/{name}": tensor for name, tensor in classifier.state.items()}, **batch}
-    names = [output.name for output in session.get_outputs()]
-    values = session.run(names, {i.name: fed[i.name].numpy() for i in session.get_inputs()})
-    results = dict(zip(names, values, strict=True))
+def _traced_step(classifier: Classifier, step: Step, batch: Tensors) -> dict[str, Array]:
+    results = step({**{f"weights/{name}": tensor for name, tensor in classifier.state.items()}, **batch})
     return {
         **{name: results[f"new/{name}"] - _numpy(before) for name, before in classifier.state.items()},
         **{

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from edge_sdk.cli import Command
+from edge_sdk.runtime import RUNTIMES
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--broker", metavar="URL", help="a broker of yours; an embedded one by default")
     parser.add_argument("--port", type=int, default=0, metavar="P", help="of the embedded broker")
-    parser.add_argument("--runtime", choices=("onnx", "executorch"), default="onnx")
+    parser.add_argument("--runtime", choices=tuple(RUNTIMES), default="onnx", help="of the devices")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR")
 
 

@@ -32,6 +32,7 @@ SHARE = 300
 """Most images on one device, so that the demo stays a matter of minutes on any data set."""
 TEST = 2000
 """Most images that a model is evaluated on."""
+BATCH = 8
 SMALL = 16 * 16
 """Pixels of an image up to which it trains as the digits do."""
 MEAN, STD = 0.3, 0.35
@@ -109,7 +110,7 @@ def run_demo(demo: Demo, console: Console) -> None:
     with contextlib.ExitStack() as stack:
         url = demo.broker or stack.enter_context(EmbeddedBroker(demo.port)).url
         with console.status("exporting the model (PyTorch is needed here, and nowhere after)"):
-            bundle = _export(data, demo.seed)
+            bundle = _export(data, demo.seed, demo.runtime)
         console.print(f"exported {bundle.manifest.name}: {bundle.manifest.nbytes:,} bytes of weights")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-demo-")))
         results, outcomes = [], []
@@ -157,7 +158,7 @@ def _within_budget(data: TrainTest, demo: Demo) -> TrainTest:
     return replace(data, test=data.test.take(chosen))
 
 
-def _export(data: TrainTest, seed: int) -> Bundle:
+def _export(data: TrainTest, seed: int, runtime: str) -> Bundle:
     from edge_export import export_bundle
     from edge_export.models import make_cnn
 
@@ -169,6 +170,9 @@ def _export(data: TrainTest, seed: int) -> Bundle:
         class_names=data.class_names,
         mean=[MEAN] * channels,
         std=[STD] * channels,
+        # The server evaluates with ONNX Runtime.
+        runtimes={"onnx", runtime},
+        batch=BATCH,
     )
 
 
@@ -193,7 +197,7 @@ def _contend(
         participants=max(demo.devices // 2, 1),
         min_devices=demo.devices,
         lr=contender.lr_for(data),
-        batch_size=8,
+        batch_size=BATCH,
         seed=demo.seed,
     )
     progress = Progress(

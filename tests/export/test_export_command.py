@@ -79,7 +79,10 @@ SHAPE = ["--input", "1x8x8", "--classes", "10"]
         (["my_net:broken", *SHAPE], "no weights here"),
         (["my_net:DigitsCNN", "--input", "8x8", "--classes", "10"], "is not CxHxW"),
         (["my_net:DigitsCNN", "--classes", "10"], "needs --input"),
-        (["my_net:DigitsCNN", *SHAPE, "--runtime", "onnx,executorch"], "this version exports onnx only"),
+        (
+            ["my_net:DigitsCNN", *SHAPE, "--runtime", "onnx,tflite"],
+            "--runtime onnx,tflite: take of onnx, executorch",
+        ),
         (["my_net:DigitsCNN", *SHAPE, "--weights", "none.safetensors"], "cannot be read as safetensors"),
         (["my_net:DigitsCNN", *SHAPE, "--mean", "a"], "is not numbers"),
         (["my_net:DigitsCNN", *SHAPE, "--lsh-width", "2"], "--lsh-width need --describe"),

@@ -143,6 +143,7 @@ def test_a_wrong_program_fails_verification_and_is_named(digits, digits_model):
     import onnx
 
     from edge_export.classifier import examine
+    from edge_export.onnx import onnx_step
     from edge_export.verify import verify_train
 
     model = onnx.load_model_from_string(digits.program("onnx", "train"))
@@ -150,4 +151,4 @@ def test_a_wrong_program_fails_verification_and_is_named(digits, digits_model):
     node.output[:] = ["right"]
     model.graph.node.append(onnx.helper.make_node("Add", ["right", "loss_sum"], ["new/conv2.bias"]))
     with pytest.raises(ExportError, match=r"conv2\.bias after a step"):
-        verify_train(examine(digits_model, (1, 8, 8)), model.SerializeToString())
+        verify_train(examine(digits_model, (1, 8, 8)), onnx_step(model.SerializeToString()))

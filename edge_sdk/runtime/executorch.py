@@ -1,0 +1,199 @@
+"""Training, evaluation and prediction on ExecuTorch, for boards that have PyTorch anyway.
+
+ExecuTorch's wheel is linked against PyTorch's, so this module, and it alone, brings that in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import BundleError, RuntimeUnavailableError
+from edge_sdk.runtime import Optimiser, Sums
+from edge_sdk.tensors import Array, Tensors, TensorSpec, check
+
+try:
+    import torch  # the binding is linked against it
+    from executorch.extension.pybindings import _C  # type: ignore[attr-defined]
+except ImportError as error:
+    raise RuntimeUnavailableError(
+        f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[executorch]'"
+    ) from None
+
+NO_CLIPPING = float(np.finfo(np.float32).max)
+
+
+class ExecutorchRuntime:
+    """One bundle in ExecuTorch; see :class:`edge_sdk.runtime.Runtime`.
+
+    Its programs take a fixed number of examples. A smaller batch is filled up with examples of weight 0,
+    which leave no trace.
+
+    Args:
+        bundle: exported for ``executorch``; its weights are the first ones.
+        threads: threads of this process for ExecuTorch; 0 leaves them as they are.
+
+    Raises:
+        BundleError: the bundle holds no ExecuTorch programs, or they are of another version.
+    """
+
+    def __init__(self, bundle: Bundle, *, threads: int = 0) -> None:
+        self._manifest = manifest = bundle.manifest
+        self._program = OpenProgram(bundle.program("executorch", "train"), manifest.name, threads)
+        self._batch = self._program.batch("predict")
+        self._trainable = manifest.trainable
+        self._weights: dict[str, torch.Tensor] = {}
+        self._anchor: dict[str, torch.Tensor] = {}
+        self._velocity: dict[str, torch.Tensor] = {}
+        self.set_weights(bundle.weights)
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Copy in all weights and buffers; TensorError if they are not those that the manifest declares."""
+        self.go_on(weights)
+        if "proximal" in self._manifest.options:
+            self._anchor = {spec.name: self._weights[spec.name] for spec in self._trainable}
+        if "momentum" in self._manifest.options:
+            self._velocity = {spec.name: torch.zeros(spec.shape) for spec in self._trainable}
+
+    def go_on(self, weights: Mapping[str, Array]) -> None:
+        """Copy in what training has come to; TensorError as for :meth:`set_weights`."""
+        check(weights, self._manifest.specs)
+        self._weights = {spec.name: _tensor(weights[spec.name], spec) for spec in self._manifest.specs}
+
+    def get_weights(self) -> Tensors:
+        """Copy out all weights and buffers."""
+        return {name: tensor.numpy().copy() for name, tensor in self._weights.items()}
+
+    def set_velocity(self, velocity: Mapping[str, Array]) -> None:
+        """Copy in the local velocity; TensorError if it is not one tensor for each trainable parameter."""
+        check(velocity, self._trainable)
+        self._velocity = {spec.name: _tensor(velocity[spec.name], spec) for spec in self._trainable}
+
+    def get_velocity(self) -> Tensors:
+        """Copy out the local velocity; empty for a bundle without ``momentum``."""
+        return {name: tensor.numpy().copy() for name, tensor in self._velocity.items()}
+
+    def train_step(
+        self, x: Array, y: Array, sample_weight: Array, optimiser: Optimiser, noise: Sequence[Array] = ()
+    ) -> Sums:
+        """One optimiser step; see :class:`edge_sdk.runtime.Runtime`.
+
+        Raises:
+            BundleError: the bundle was exported without an option that ``optimiser`` needs, or for fewer
+                examples than are given.
+        """
+        manifest = self._manifest
+        if missing := sorted(optimiser.options() - set(manifest.options)):
+            raise BundleError(f"the bundle was exported without the option {missing[0]}: export it again")
+        if len(x) > self._batch:
+            raise BundleError(
+                f"the bundle's ExecuTorch programs take {self._batch} examples, a batch has {len(x)}: export "
+                f"it with --batch {len(x)}, or set batch_size to {self._batch}"
+            )
+        arguments = [*self._weights.values(), *(self._filled(array) for array in (x, y, sample_weight))]
+        arguments += [torch.tensor(optimiser.lr), torch.tensor(optimiser.weight_decay)]
+        if "momentum" in manifest.options:
+            arguments += [torch.tensor(optimiser.momentum), *self._velocity.values()]
+        if "proximal" in manifest.options:
+            arguments += [torch.tensor(optimiser.proximal), *self._anchor.values()]
+        if "clipping" in manifest.options:
+            arguments.append(torch.tensor(min(optimiser.clip_norm or NO_CLIPPING, NO_CLIPPING)))
+        arguments += [self._filled(drawn) for drawn in noise]
+        results = iter(self._program.run("train", arguments))
+        self._weights = {name: next(results) for name in self._weights}
+        self._velocity = {name: next(results) for name in self._velocity}
+        loss_sum, correct = results
+        return Sums(float(loss_sum), int(correct), int(np.count_nonzero(sample_weight)))
+
+    def evaluate(self, x: Array, y: Array) -> Sums:
+        """Loss and correct predictions of the current weights, in evaluation mode."""
+        totals = Sums(0.0, 0, 0)
+        for part in self._parts(len(x)):
+            batch = [x[part], y[part], np.ones(len(x[part]), np.float32)]
+            loss_sum, correct = self._run("evaluate", *batch)
+            totals += Sums(float(loss_sum), int(correct), len(batch[0]))
+        return totals
+
+    def predict(self, x: Array) -> Array:
+        """Logits float32 [B, classes] of the current weights."""
+        return self._outputs("predict", x)
+
+    def embed(self, x: Array) -> Array:
+        """Penultimate features float32 [B, feature_size] of the current weights."""
+        return self._outputs("embed", x)
+
+    def _outputs(self, method: str, x: Array) -> Array:
+        parts = [x[part] for part in self._parts(len(x))]
+        return np.concatenate([self._run(method, part)[0].numpy()[: len(part)] for part in parts])
+
+    def _run(self, method: str, *batch: Array) -> list[torch.Tensor]:
+        arguments = [*self._weights.values(), *(self._filled(array) for array in batch)]
+        return self._program.run(method, arguments)
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        return (slice(start, start + self._batch) for start in range(0, max(count, 1), self._batch))
+
+    def _filled(self, array: Array) -> torch.Tensor:
+        return _filled(array, self._batch)
+
+
+def open_frozen(program: bytes, *, threads: int = 0) -> Callable[[Array], Array]:
+    """A program that holds its own weights (``describe``), as a function of ``x`` to its one output.
+
+    Raises:
+        BundleError: the program is of another version, or none.
+    """
+    opened = OpenProgram(program, "describe", threads)
+    batch = opened.batch("describe")
+
+    def run(x: Array) -> Array:
+        parts = [x[start : start + batch] for start in range(0, max(len(x), 1), batch)]
+        outputs = [opened.run("describe", [_filled(part, batch)])[0].numpy() for part in parts]
+        return np.concatenate([output[: len(part)] for output, part in zip(outputs, parts, strict=True)])
+
+    return run
+
+
+class OpenProgram:
+    """One ``.pte``, open as long as this object lives."""
+
+    def __init__(self, data: bytes, name: str, threads: int) -> None:
+        if threads:
+            _C._unsafe_reset_threadpool(threads)
+        # The module reads from these bytes and does not keep them alive.
+        self._data = data
+        try:
+            self._module: Any = _C._load_for_executorch_from_buffer(data)
+            # It looks at the bytes only now.
+            self._module.method_names()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise BundleError(
+                f"the programs of {name!r} cannot be opened by this ExecuTorch ({reason}): export the bundle "
+                "with the version that devices have"
+            ) from None
+
+    def run(self, method: str, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results of one call, in memory of their own."""
+        results: list[torch.Tensor] = self._module.run_method(method, arguments)
+        return results
+
+    def batch(self, method: str) -> int:
+        """Examples in a call: the extent of what a method gives for each."""
+        return int(self._module.method_meta(method).output_tensor_meta(0).sizes()[0])
+
+
+def _filled(array: Array, batch: int) -> torch.Tensor:
+    """The examples, and zeros up to ``batch``."""
+    if len(array) == batch:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    filled = np.zeros((batch, *array.shape[1:]), array.dtype)
+    filled[: len(array)] = array
+    return torch.from_numpy(filled)
+
+
+def _tensor(array: Array, spec: TensorSpec) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, order="C").reshape(spec.shape))

@@ -1,0 +1,161 @@
+"""A convolution's windows, tap by tap, on maps whose batch is the innermost axis.
+
+A tap is where one weight of the kernel looks: a map as large as the output. With the batch innermost a row
+of a tap is one piece of memory of ``width × batch`` numbers, which ExecuTorch's portable kernels copy at the
+speed of memory; with the batch outermost it is ``width`` numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+LAST = (1, 2, 3, 0)
+"""From [B, C, H, W] to [C, H, W, B]."""
+FIRST = (3, 0, 1, 2)
+"""Back again."""
+
+
+class Window(NamedTuple):
+    """How a kernel moves along one axis; with ``ceil`` the last window may reach beyond the padding."""
+
+    extent: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    ceil: bool = False
+
+    @property
+    def reach(self) -> int:
+        """Pixels from the first to the last of a window."""
+        return self.dilation * (self.extent - 1) + 1
+
+    def out(self, size: int) -> int:
+        """Windows along an axis of ``size``."""
+        room = size + 2 * self.padding - self.reach
+        count = (room + (self.stride - 1 if self.ceil else 0)) // self.stride + 1
+        # None begins in the padding behind.
+        return count - 1 if self.ceil and (count - 1) * self.stride >= size + self.padding else count
+
+    def behind(self, size: int) -> int:
+        """Pixels behind an axis of ``size`` that the last window sees."""
+        return max((self.out(size) - 1) * self.stride + self.reach - size - self.padding, 0)
+
+    def tiles(self, size: int) -> bool:
+        """Whether every pixel is in exactly one window."""
+        return (
+            self.padding == 0
+            and self.dilation == 1
+            and self.extent == self.stride
+            and size % self.extent == 0
+        )
+
+
+def windows(moves: Sequence[Sequence[int]], *, ceil: bool = False) -> tuple[Window, Window]:
+    """Along rows and columns, of extents, strides, paddings and dilations: two of each, or one for both."""
+    rows, columns = ([int(values[axis % len(values)]) for values in moves] for axis in (0, 1))
+    return Window._make([*rows, ceil]), Window._make([*columns, ceil])
+
+
+def batch_last(x: Tensor) -> Tensor:
+    """[C, H, W, B] of [B, C, H, W]."""
+    return permute(x, LAST)
+
+
+def batch_first(x: Tensor) -> Tensor:
+    """[B, C, H, W] of [C, H, W, B]."""
+    return permute(x, FIRST)
+
+
+def permute(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The tensor with its axes in another order, as the operator that XNNPACK takes."""
+    result: Tensor = aten.permute_copy.default(x, list(axes))
+    return result
+
+
+def taps(x: Tensor, rows: Window, columns: Window, filler: float = 0.0) -> list[Tensor]:
+    """For each tap, from the first row on, the [C, Ho, Wo, B] that it sees of [C, H, W, B].
+
+    Args:
+        filler: what lies around the map.
+    """
+    out = rows.out(x.shape[1]), columns.out(x.shape[2])
+    around = [columns.padding, columns.behind(x.shape[2]), rows.padding, rows.behind(x.shape[1])]
+    if any(around):
+        x = aten.constant_pad_nd.default(x, [0, 0, *around], filler)
+    return [
+        _seen(_seen(x, 1, i, rows, out[0]), 2, j, columns, out[1])
+        for i in range(rows.extent)
+        for j in range(columns.extent)
+    ]
+
+
+def _seen(x: Tensor, axis: int, tap: int, window: Window, out: int) -> Tensor:
+    start = tap * window.dilation
+    stop = start + (out - 1) * window.stride + 1
+    if (start, stop, window.stride) == (0, x.shape[axis], 1):
+        return x
+    return (
+        x.narrow(axis, start, stop - start) if window.stride == 1 else _strided(x, axis, start, stop, window)
+    )
+
+
+def _strided(x: Tensor, axis: int, start: int, stop: int, window: Window) -> Tensor:
+    result: Tensor = aten.slice.Tensor(x, axis, start, stop, window.stride)
+    return result
+
+
+def put_back(parts: list[Tensor], rows: Window, columns: Window, size: tuple[int, int]) -> Tensor:
+    """Sum of what every tap has for the pixels that it sees: the transpose of :func:`taps`.
+
+    Args:
+        parts: [C, Ho, Wo, B] for each tap.
+        size: height and width of the result [C, H, W, B].
+    """
+    height, width = size
+    lines = [parts[start : start + columns.extent] for start in range(0, len(parts), columns.extent)]
+    return _woven([_woven(line, 2, columns, width) for line in lines], 1, rows, height)
+
+
+def _woven(parts: list[Tensor], axis: int, window: Window, size: int) -> Tensor:
+    if window.tiles(size):
+        side_by_side = torch.stack(parts, axis + 1) if len(parts) > 1 else parts[0]
+        return side_by_side.reshape(*parts[0].shape[:axis], size, *parts[0].shape[axis + 1 :])
+    placed = [_placed(part, axis, tap, window, size) for tap, part in enumerate(parts)]
+    total = placed[0]
+    for part in placed[1:]:
+        total = total + part
+    return total
+
+
+def _placed(part: Tensor, axis: int, tap: int, window: Window, size: int) -> Tensor:
+    """``part`` where the tap has seen it, among zeros, without the padding."""
+    part = _spread(part, axis, window.stride)
+    start = tap * window.dilation - window.padding
+    before, after = max(-start, 0), max(start + part.shape[axis] - size, 0)
+    if before or after:
+        part = part.narrow(axis, before, part.shape[axis] - before - after)
+    start = max(start, 0)
+    around = [start, size - start - part.shape[axis]]
+    if not any(around):
+        return part
+    axes_after = [0, 0] * (part.dim() - axis - 1)
+    result: Tensor = aten.constant_pad_nd.default(part, [*axes_after, *around], 0.0)
+    return result
+
+
+def _spread(part: Tensor, axis: int, stride: int) -> Tensor:
+    """Zeros between the entries of an axis, as many as the stride has left out."""
+    if stride == 1:
+        return part
+    shape = list(part.shape)
+    apart = part.reshape(*shape[: axis + 1], 1, *shape[axis + 1 :])
+    axes_after = [0, 0] * (len(shape) - axis - 1)
+    apart = aten.constant_pad_nd.default(apart, [*axes_after, 0, stride - 1], 0.0)
+    spread: Tensor = apart.reshape(*shape[:axis], shape[axis] * stride, *shape[axis + 1 :])
+    return spread

@@ -1,0 +1,72 @@
+"""A bundle's programs for each runtime: lowered, and held against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TypeAlias, TypeVar
+
+from edge_export.classifier import Classifier
+from edge_export.errors import ExportError
+from edge_export.onnx import lower, onnx_step
+from edge_export.programs import all_programs
+from edge_export.provenance import module_of, running_modules
+from edge_export.translator import OperatorError
+from edge_export.verify import verify_train
+from edge_sdk.manifest import Option, Programs
+
+_P = TypeVar("_P")
+_T = TypeVar("_T")
+Exported: TypeAlias = tuple[Programs, dict[str, bytes]]
+"""What the manifest says of a runtime, and the members that it names."""
+
+ONNX = Programs(
+    train="onnx/train.onnx",
+    evaluate="onnx/evaluate.onnx",
+    predict="onnx/predict.onnx",
+    embed="onnx/embed.onnx",
+)
+EXECUTORCH = "executorch/programs.pte"
+
+
+def for_onnx(classifier: Classifier, options: Collection[Option], seed: int) -> Exported:
+    """Programs for ONNX Runtime, for batches of any size; ExportError if they are not as PyTorch."""
+    made = all_programs(classifier, options)
+    members = {getattr(ONNX, name): _naming(classifier, lower, program) for name, program in made.items()}
+    verify_train(classifier, onnx_step(members[ONNX.train]), seed, options)
+    return ONNX, members
+
+
+def for_executorch(classifier: Classifier, options: Collection[Option], seed: int, batch: int) -> Exported:
+    """Programs for ExecuTorch, for ``batch`` examples.
+
+    Raises:
+        ExportError: ExecuTorch is not installed, the batch is empty, an operator has no kernel, or a second
+            batch does not give what PyTorch gives.
+    """
+    if batch < 1:
+        raise ExportError(f"ExecuTorch programs for {batch} examples a batch: give 1 or more")
+    try:
+        from edge_export.executorch import lowering
+    except ImportError as error:
+        raise ExportError(
+            f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[export,executorch]'"
+        ) from None
+    made = all_programs(classifier, options, batch)
+    traced = {name: _naming(classifier, lowering.trace, program) for name, program in made.items()}
+    lowered = _naming(classifier, lowering.lower, traced)
+    step = lowering.executorch_step(lowered, made["train"])
+    # What is wrong in a kernel may show in the second call only.
+    verify_train(classifier, step, seed, options, batches=((batch, 0), (batch, batch // 3)))
+    return Programs(EXECUTORCH, EXECUTORCH, EXECUTORCH, EXECUTORCH), {EXECUTORCH: lowered}
+
+
+def _naming(classifier: Classifier, make: Callable[[_P], _T], program: _P) -> _T:
+    """What ``make`` gives for ``program``; its errors say in which module they arise."""
+    with running_modules(classifier.model) as stack:
+        try:
+            return make(program)
+        except OperatorError as error:
+            path, cause = module_of(classifier, error.operator), error
+        except ExportError as error:
+            path, cause = stack[-1] if stack else None, error  # type: ignore[assignment]
+    raise ExportError(f"{path}: {cause}" if path else str(cause)) from cause

@@ -13,9 +13,9 @@ from quadrants import quadrants
 from waiting import until
 
 from edge_sdk import RunError
-from edge_sdk.protocol.messages import Cancel, Grant, Offer, Receipt, Taken, Task
+from edge_sdk.protocol.messages import Cancel, Declined, Grant, Offer, Receipt, Taken, Task, key_of
 from edge_sdk.tensors import encode
-from edge_server import RunConfig
+from edge_server import RunConfig, coordinator
 from edge_server.buffered import share_of
 from edge_server.replay import replay
 from edge_server.store import Store
@@ -150,6 +150,20 @@ def test_fewer_devices_than_the_buffer_holds_make_models_all_the_same(fleet, nor
         fleet.device(f"d{number}", quadrants(12, seed=number))
     server.result()
     assert [line.participants for line in lines] == [2, 2]
+
+
+def test_devices_that_have_all_declined_are_asked_again_after_a_pause(fleet, norm, monkeypatch):
+    monkeypatch.setattr(coordinator, "PAUSE", 0.3)
+    _, server = fleet.serve(norm, rounds=1, min_devices=2, **BUFFERED)
+    busy = devices(fleet, "one", "two")
+    for device in busy:
+        device.send(Declined(**key_of(device.task()), reason="its battery is low"))
+    for device in busy:
+        again = device.task()
+        device.take(again)
+        assert device.hand_in(again, encode(step(norm, 0.5))).accepted
+        device.leave()
+    assert server.result().rounds[0].participants == 2
 
 
 def test_a_server_that_starts_anew_keeps_what_is_in_the_buffer(fleet, norm):

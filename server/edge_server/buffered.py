@@ -117,6 +117,12 @@ class BufferedRound(TrainingRound):
         self.began_at[device] = self.row.round
         return True
 
+    def reconsider(self, present: list[str]) -> None:
+        """Those who have declined may be asked again, to train from the newest model."""
+        assert isinstance(self.cohort, Cohort)
+        for device in self.cohort.reconsider(present):
+            self.began_at.pop(device, None)
+
     def round_of(self, device: str) -> int:
         """The round from whose model the device works."""
         return self.began_at.get(device, self.row.round)

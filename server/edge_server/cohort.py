@@ -125,6 +125,12 @@ class Cohort:
         """Where a device stands; None if it was never asked."""
         return self._standing.get(device)
 
+    def reconsider(self, present: Iterable[str]) -> list[str]:
+        """Those of ``present`` who have declined or were too slow may be asked again; returns them."""
+        again = [d for d in present if self._standing.get(d) == Standing.DROPPED]
+        self._candidates += [device for device in again if device not in self._candidates]
+        return again
+
     @property
     def selected(self) -> list[str]:
         """All that were ever asked, in order."""

@@ -242,6 +242,10 @@ class Coordinator:
                     self._aggregate(now)
                 elif isinstance(self._round, BufferedRound):
                     self._check_patience(now)
+                    if self._round.cohort.exhausted and now >= self._not_before:
+                        if self._repeats:
+                            self._round.reconsider(self._fleet.present(now))
+                        self._pause(now)
                     self._ask(self._round, going_on=True)
                 else:
                     self._repeat(now)
@@ -332,7 +336,7 @@ class Coordinator:
         config, publication = self.run.config, self._fleet.publication
         before = encode_tensors(self.weights)
         self._adopt(done.row, config.make_strategy().apply(self._state, done.mean()))
-        self._progress_at = now
+        self._progress_at, self._repeats = now, 0
         evaluator = self.evaluator if config.evaluation == "server" else None
         self._earlier.append(
             (
@@ -380,14 +384,17 @@ class Coordinator:
         self._fleet.call_off("too few devices delivered; the round is repeated")
         self.store.repeat(row)
         self._round = None
-        # Devices that all decline would otherwise be asked, and their batteries drained, without a pause.
-        self._not_before = now + min(PAUSE * 2**self._repeats, LONGEST_PAUSE)
-        self._repeats += 1
+        self._pause(now)
         self._fire(Event.COHORT_SHORT)
         self.on_status(
             f"round {row.round} is repeated: {accepted} of at least {self.run.config.min_participants} "
             f"updates came from {len(row.selected)} devices"
         )
+
+    def _pause(self, now: float) -> None:
+        """Devices that all decline would be asked, and their batteries drained, without it."""
+        self._not_before = now + min(PAUSE * 2**self._repeats, LONGEST_PAUSE)
+        self._repeats += 1
 
     def _evaluate(self, now: float) -> None:
         config, present, work = self.run.config, self._fleet.present(now), self._fleet.work

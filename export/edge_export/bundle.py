@@ -83,7 +83,9 @@ def export_bundle(
 
     if not runtimes or not set(runtimes) <= set(RUNTIMES):
         raise ExportError(f"runtimes {', '.join(runtimes) or '(none)'}: take of {', '.join(RUNTIMES)}")
-    described, describer = (None, {}) if describe is None else describe_members(describe, images.image_shape)
+    described, describer = (
+        (None, {}) if describe is None else describe_members(describe, images.image_shape, runtimes)
+    )
     made: dict[str, Exported] = {}
     if "onnx" in runtimes:
         made["onnx"] = for_onnx(classifier, options, seed)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,12 +24,16 @@ from edge_export.models.mobilenet_v2 import MobileNetV2
 from edge_export.onnx import lower
 from edge_export.pretrained import Pretrained, mobilenet_v2
 from edge_export.programs import BATCH, Program
+from edge_export.runtimes import frozen_executorch
 from edge_export.training_step import Tensors
+from edge_sdk.features import BATCH as DEVICES_BATCH
 from edge_sdk.manifest import MAX_DIMS, Describe
+from edge_sdk.runtime import onnx
 from edge_sdk.tensors import Array, encode
 
 LSH = "describe/lsh.safetensors"
 ONNX = "onnx/describe.onnx"
+EXECUTORCH = "executorch/describe.pte"
 MIN_SIZE, MAX_SIZE = 32, 512
 MULTIPLE, FLOOR = 8.0, 1e-5
 """The program may be MULTIPLE times as far from float64 as PyTorch's float32, plus FLOOR of the magnitude."""
@@ -56,13 +60,15 @@ class DescriberSettings:
 
 
 def describe_members(
-    settings: DescriberSettings, input_shape: tuple[int, int, int]
+    settings: DescriberSettings,
+    input_shape: tuple[int, int, int],
+    runtimes: Collection[str] = ("onnx",),
 ) -> tuple[Describe, dict[str, bytes]]:
     """What the manifest says of the describer, and the members of the bundle that it names.
 
     Raises:
         ExportError: a setting outside its range, images of other than 1 or 3 channels, weights that
-            cannot be read, or a program that does not do as PyTorch does.
+            cannot be read, a program that does not do as PyTorch does, or a runtime that is not installed.
     """
     if not 1 <= settings.dims <= MAX_DIMS or not MIN_SIZE <= settings.size <= MAX_SIZE:
         raise ExportError(
@@ -80,11 +86,19 @@ def describe_members(
         )
     weights = settings.weights
     pretrained = weights if isinstance(weights, Pretrained) else mobilenet_v2(weights, seed=settings.seed)
-    onnx = lower(program(pretrained, input_shape, settings.size))
-    _verify(onnx, pretrained, input_shape, settings)
     feature_size = pretrained.network.feature_size
-    lsh = encode(draw_hash(settings.dims, feature_size, settings.width, settings.seed))
-    return Describe(feature_size, settings.dims, LSH, {"onnx": ONNX}), {LSH: lsh, ONNX: onnx}
+    members = {LSH: encode(draw_hash(settings.dims, feature_size, settings.width, settings.seed))}
+    named = {}
+    if "onnx" in runtimes:
+        named["onnx"] = ONNX
+        members[ONNX] = lower(program(pretrained, input_shape, settings.size))
+        _verify(onnx.open_frozen(members[ONNX], threads=1), pretrained, input_shape, settings)
+    if "executorch" in runtimes:
+        named["executorch"] = EXECUTORCH
+        network = Describing(pretrained, input_shape, settings.size)
+        members[EXECUTORCH], run = frozen_executorch(network, torch.rand(DEVICES_BATCH, *input_shape))
+        _verify(run, pretrained, input_shape, settings)
+    return Describe(feature_size, settings.dims, LSH, named), members
 
 
 def draw_hash(dims: int, features: int, width: float, seed: int) -> dict[str, Array]:
@@ -96,25 +110,37 @@ def draw_hash(dims: int, features: int, width: float, seed: int) -> dict[str, Ar
 
 
 def program(pretrained: Pretrained, input_shape: tuple[int, int, int], size: int) -> Program:
-    """From ``x``, float32 [B, C, H, W] in [0, 1], to ``features``, float32 [B, feature_size].
+    """From ``x``, float32 [B, C, H, W] in [0, 1], to ``features``, float32 [B, feature_size]."""
+    network = Describing(pretrained, input_shape, size)
+
+    def run(inputs: Tensors) -> Tensors:
+        with torch.no_grad():
+            return {"features": network(inputs["x"])}
+
+    x = torch.rand(BATCH, *input_shape)
+    return Program(run, {"x": x}, frozenset({"x"}), frozenset({"features"}))
+
+
+class Describing(nn.Module):
+    """What the program computes: features float32 [B, feature_size] of images [B, C, H, W] in [0, 1].
 
     Images are resized to ``size`` pixels a side (bilinear, with a wider filter where they shrink, as
     Pillow does), made RGB where they are grey, normalised as the weights want it, and run through the
     network, whose BatchNorms are folded into its convolutions.
     """
-    network = _folded(pretrained.network)
-    _, height, width = input_shape
-    rows, columns = _interpolation(height, size), _interpolation(width, size)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (pretrained.mean, pretrained.std))
 
-    def run(inputs: Tensors) -> Tensors:
-        with torch.no_grad():
-            resized = functional.linear(functional.linear(inputs["x"].mT, rows).mT, columns)
-            # One channel of grey becomes three here.
-            return {"features": network.embed((resized - mean) * (1 / std))}
+    def __init__(self, pretrained: Pretrained, input_shape: tuple[int, int, int], size: int) -> None:
+        super().__init__()
+        _, height, width = input_shape
+        self.network = _folded(pretrained.network)
+        self.rows, self.columns = _interpolation(height, size), _interpolation(width, size)
+        self.mean, self.std = (torch.tensor(v).view(3, 1, 1) for v in (pretrained.mean, pretrained.std))
 
-    x = torch.rand(BATCH, *input_shape)
-    return Program(run, {"x": x}, frozenset({"x"}), frozenset({"features"}))
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - torch's protocol
+        resized = functional.linear(functional.linear(x.mT, self.rows).mT, self.columns)
+        # One channel of grey becomes three here.
+        features: Tensor = self.network.embed((resized - self.mean) * (1 / self.std))
+        return features
 
 
 def _interpolation(extent: int, size: int) -> Tensor:
@@ -134,14 +160,14 @@ def _folded(network: MobileNetV2) -> MobileNetV2:
 
 
 def _verify(
-    onnx: bytes, pretrained: Pretrained, input_shape: tuple[int, int, int], settings: DescriberSettings
+    run: Callable[[Array], Array],
+    pretrained: Pretrained,
+    input_shape: tuple[int, int, int],
+    settings: DescriberSettings,
 ) -> None:
     """Hold the program against PyTorch on random images: its own resizing, BatchNorms that are not folded."""
-    one_thread = ort.SessionOptions()
-    one_thread.intra_op_num_threads = 1
-    session = ort.InferenceSession(onnx, one_thread, providers=["CPUExecutionProvider"])
     images = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(settings.seed))
-    found = session.run(["features"], {"x": images.numpy()})[0]
+    found = run(images.numpy())
     exact = _features(pretrained, images.double(), settings.size)
     single = _features(pretrained, images, settings.size)
     allowed = MULTIPLE * np.abs(single - exact).max() + FLOOR * np.abs(exact).max()

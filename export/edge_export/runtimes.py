@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import ModuleType
 from typing import TypeAlias, TypeVar
+
+from torch import Tensor, nn
 
 from edge_export.classifier import Classifier
 from edge_export.errors import ExportError
@@ -13,6 +16,7 @@ from edge_export.provenance import module_of, running_modules
 from edge_export.translator import OperatorError
 from edge_export.verify import verify_train
 from edge_sdk.manifest import Option, Programs
+from edge_sdk.tensors import Array
 
 _P = TypeVar("_P")
 _T = TypeVar("_T")
@@ -45,12 +49,7 @@ def for_executorch(classifier: Classifier, options: Collection[Option], seed: in
     """
     if batch < 1:
         raise ExportError(f"ExecuTorch programs for {batch} examples a batch: give 1 or more")
-    try:
-        from edge_export.executorch import lowering
-    except ImportError as error:
-        raise ExportError(
-            f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[export,executorch]'"
-        ) from None
+    lowering = _executorch()
     made = all_programs(classifier, options, batch)
     traced = {name: _naming(classifier, lowering.trace, program) for name, program in made.items()}
     lowered = _naming(classifier, lowering.lower, traced)
@@ -58,6 +57,32 @@ def for_executorch(classifier: Classifier, options: Collection[Option], seed: in
     # What is wrong in a kernel may show in the second call only.
     verify_train(classifier, step, seed, options, batches=((batch, 0), (batch, batch // 3)))
     return Programs(EXECUTORCH, EXECUTORCH, EXECUTORCH, EXECUTORCH), {EXECUTORCH: lowered}
+
+
+def frozen_executorch(network: nn.Module, images: Tensor) -> tuple[bytes, Callable[[Array], Array]]:
+    """A network whose weights stay as they are, as a program for ExecuTorch with the method ``describe``.
+
+    Args:
+        network: in eval mode, from one tensor to one.
+        images: an example; the batch is fixed to its own.
+
+    Returns:
+        The program, and what runs it.
+    """
+    lowered: bytes = _executorch().lower_frozen({"describe": network}, images)
+    from edge_sdk.runtime.executorch import open_frozen
+
+    return lowered, open_frozen(lowered)
+
+
+def _executorch() -> ModuleType:
+    try:
+        from edge_export.executorch import lowering
+    except ImportError as error:
+        raise ExportError(
+            f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[export,executorch]'"
+        ) from None
+    return lowering
 
 
 def _naming(classifier: Classifier, make: Callable[[_P], _T], program: _P) -> _T:

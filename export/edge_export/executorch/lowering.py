@@ -90,6 +90,24 @@ def lower(methods: Mapping[str, ExportedProgram]) -> bytes:
         return bytes(program.buffer)
 
 
+def lower_frozen(networks: Mapping[str, nn.Module], x: Tensor) -> bytes:
+    """Write networks whose weights stay as they are as methods of one ``.pte``, for batches like ``x``.
+
+    Here XNNPACK gets all that it takes, convolutions too: their weights are constants.
+
+    Raises:
+        ExportError: an operator has no kernel in ExecuTorch's libraries for devices.
+    """
+    with quiet(), one_line_errors(), torch.no_grad():
+        methods = {name: export(network.eval(), (x,), strict=False) for name, network in networks.items()}
+        edge = to_edge_transform_and_lower(
+            methods, partitioner={name: [XnnpackPartitioner()] for name in methods}
+        )
+        program = edge.to_executorch()
+        check_kernels(program.executorch_program)
+        return bytes(program.buffer)
+
+
 def executorch_step(lowered: bytes, train: Program) -> Step:
     """The method ``train`` in ExecuTorch; one module for all calls, as on a device."""
     opened = OpenProgram(lowered, "train", threads=0)
@@ -113,9 +131,10 @@ def _drop_aliases(graph: fx.Graph) -> None:
 class _Traced(nn.Module):
     """What ``torch.export`` takes."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__()
-        self.graph = graph
+        # Not "graph", which is an attribute of what this becomes.
+        self.traced = traced
 
     def forward(self, *tensors: Tensor) -> Any:
-        return self.graph(*tensors)
+        return self.traced(*tensors)

@@ -70,12 +70,14 @@ class MqttTransport(Transport):
         credentials: login and TLS files.
         max_payload: largest payload of a message in bytes; a smaller limit of the broker's wins.
         patience: seconds without an acknowledgement after which a connection that is full is given up.
+        keepalive: seconds of silence, 1 to 65,535, after which a ping is due; after half as many more the
+            broker cuts us off. Lower it where the network forgets a silent connection sooner.
         retain: False for a broker that keeps no retained messages and has no MQTT 5 to say so; one that hangs
             up on them is found out.
 
     Raises:
-        BrokerError: the URL is not one of a broker, a TLS file cannot be used, or TLS files are given for a
-            URL without TLS.
+        BrokerError: the URL is not one of a broker, a TLS file cannot be used, TLS files are given for a URL
+            without TLS, or ``keepalive`` is out of its range.
     """
 
     def __init__(
@@ -86,12 +88,15 @@ class MqttTransport(Transport):
         credentials: Credentials | None = None,
         max_payload: int = MAX_PAYLOAD,
         patience: float = 30.0,
+        keepalive: int = KEEPALIVE,
         retain: bool = True,
     ) -> None:
         host, port, encrypted, login = _parse(url, credentials or Credentials())
         files = (login.ca, login.cert, login.key)
         if not encrypted and any(files):
             raise BrokerError("certificates are given, but mqtt:// does not use them: write mqtts://")
+        if not 1 <= keepalive <= 65535:
+            raise BrokerError(f"a keepalive of {keepalive} s is none: give 1 to 65535")
         self._account = Account(
             host=host,
             port=port,
@@ -99,7 +104,7 @@ class MqttTransport(Transport):
             username=login.username,
             password=login.password,
             certified=login.cert is not None,
-            keepalive=KEEPALIVE,
+            keepalive=keepalive,
         )
         self._name = name
         self._own_limit = self._max_payload = max_payload

@@ -19,14 +19,23 @@ from edge_server.store import Store
 from edge_simulation.broker import MosquittoBroker
 
 UPLOADING, PRESENT, STILL = 50, 5000, 10.0
+QUEUE = 1000
+"""Messages that mosquitto 2 keeps for a subscriber by default."""
 
 
-def crowd(url, stop):
-    """Devices that are there and have nothing to train on, spoken for by one client."""
+def connected(url):
+    """A client with a thread of its own, connected."""
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
     host, port = url.removeprefix("mqtt://").split(":")
     client.connect(host, int(port))
     client.loop_start()
+    until(client.is_connected)
+    return client
+
+
+def crowd(url, stop):
+    """Devices that are there and have nothing to train on, spoken for by one client."""
+    client = connected(url)
     topics = Topics("p")
     names = [f"idle-{number:04}" for number in range(PRESENT)]
     nonce = "a" * 16
@@ -84,6 +93,38 @@ def test_all_is_delivered_when_the_server_stands_still_for_ten_seconds(tmp_path,
         counted = [result.device for result in updates(tmp_path)]
         assert sorted(counted) == [client.device_id for client in clients]
         machine.close()
+
+
+def test_without_grants_that_broker_drops_what_it_has_acknowledged(cnn):
+    chunks = UPLOADING * (cnn.manifest.nbytes // 1024)
+    with MosquittoBroker() as broker:
+        assert arrived(broker, QUEUE) == QUEUE
+        assert QUEUE <= arrived(broker, chunks) < chunks / 2
+
+
+def arrived(broker, count):
+    """How many of so many chunks, all acknowledged, come to a subscriber that stands still meanwhile."""
+    sender, still = connected(broker.url), connected(broker.url)
+    ready, payloads = threading.Event(), []
+    still.on_message = lambda _client, _data, message: payloads.append(message.payload)
+    still.on_subscribe = lambda *_: ready.set()
+    still.subscribe("up/#", qos=1)
+    assert ready.wait(10)
+    still.loop_stop()
+    for sent in [sender.publish("up/chunk", bytes(1024), qos=1) for _ in range(count)]:
+        sent.wait_for_publish(60)
+        assert sent.is_published()
+    still.loop_start()
+
+    def behind_all_others():
+        sender.publish("up/end", b"end", qos=1)
+        return b"end" in payloads
+
+    until(behind_all_others)
+    for client in (sender, still):
+        client.disconnect()
+        client.loop_stop()
+    return payloads.index(b"end")
 
 
 def updates(folder):

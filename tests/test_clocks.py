@@ -3,12 +3,15 @@
 import json
 import os
 import time
+from contextlib import closing
 
 import pytest
 from processes import Machine
 from quadrants import quadrants
 
 from edge_sdk.data import save_npz
+from edge_server import RunConfig
+from edge_server.store import Store
 from edge_simulation.broker import EmbeddedBroker
 
 DAY = 24 * 3600.0
@@ -82,3 +85,14 @@ def test_devices_take_part_whatever_their_clocks_say_or_the_servers(tmp_path, no
     for seen in (of_device["jumping"], of_server()):
         assert min(seen) < before - DAY / 2
         assert max(seen) > after + DAY / 2
+
+
+def test_the_newest_run_of_a_store_is_the_one_that_was_begun_last(tmp_path, monkeypatch):
+    with closing(Store(tmp_path)) as store:
+        runs = []
+        for fleet, clock in (("a", 5 * DAY), ("b", 0.0), ("c", 0.0)):
+            monkeypatch.setattr("edge_server.store.time.time", lambda clock=clock: clock)
+            store.take(fleet)
+            config = RunConfig(fleet=fleet, rounds=1)
+            runs.append(store.begin(config, b"bundle", b"model", b"state").id)
+        assert [run.id for run in store.runs()] == runs

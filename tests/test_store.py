@@ -402,12 +402,8 @@ def test_the_updates_of_the_last_rounds_are_kept_with_what_replay_begins_with(st
     assert [has(store, b"state %d" % n) for n in range(5)] == [False, False, True, True, True]
     befores = [row.state_before for row in store.rounds(run.id)]
     assert befores == [None, None, sha256(b"state 2"), sha256(b"state 3")]
-    assert [[r.held for r in store.results(row)] for row in store.rounds(run.id)] == [
-        [False],
-        [False],
-        [True],
-        [True],
-    ]
+    held = [[r.held for r in store.results(row)] for row in store.rounds(run.id)]
+    assert held == [[False], [False], [True], [True]]
 
 
 def kept_of(store, count):

@@ -6,6 +6,7 @@ a transition and its bytes are there together or not at all, and another machine
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from pathlib import Path
@@ -72,6 +73,8 @@ class Store:
 
     def begin(self, config: RunConfig, bundle: bytes, model: bytes, state: bytes) -> RunRow:
         """Record a new run with its first model and state."""
+        # They are told apart by their order, whatever a clock does.
+        newest = max((run.created for run in self.runs()), default=0.0)
         row = RunRow(
             id=secrets.token_hex(16),
             fleet=config.fleet,
@@ -81,7 +84,7 @@ class Store:
             state=sha256(state),
             round=0,
             ended=False,
-            created=time.time(),
+            created=max(time.time(), math.nextafter(newest, math.inf)),
         )
         with self._database.transaction() as connection:
             for data in (bundle, model, state):

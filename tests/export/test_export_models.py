@@ -9,7 +9,7 @@ from torch_oracle import Run, feed_of, random_batch, torch_step
 from edge_export import models
 from edge_export.classifier import examine
 from edge_export.onnx import lower
-from edge_export.programs import train
+from edge_export.programs import all_programs
 
 COMMON = {
     "Add",
@@ -78,7 +78,7 @@ def test_mobilenet_v2_has_torchvisions_names():
 @pytest.fixture(scope="module")
 def mobilenet_step() -> bytes:
     torch.manual_seed(0)
-    return lower(train(examine(models.MobileNetV2(), (3, 32, 32))))
+    return lower(all_programs(examine(models.MobileNetV2(), (3, 32, 32)))["train"])
 
 
 @pytest.mark.full

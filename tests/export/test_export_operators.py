@@ -10,7 +10,7 @@ from torch_oracle import Run, assert_steps_like_torch, feed_of, random_batch
 from edge_export import models
 from edge_export.classifier import examine
 from edge_export.onnx import lower
-from edge_export.programs import train
+from edge_export.programs import all_programs
 
 
 class Branches(nn.Module):
@@ -148,7 +148,7 @@ def test_a_step_is_a_step_of_torch_sgd(name, run: Run):
     model = NETS[name]()
     model(torch.zeros(2, 3, 9, 9 if isinstance(model, models.CifarCNN) else 7))  # gives lazy layers a size
     shape = (3, 9, 9) if isinstance(model, models.CifarCNN) else (3, 9, 7)
-    program = lower(train(examine(model, shape)))
+    program = lower(all_programs(examine(model, shape))["train"])
     for samples in (1, 6):
         batch = random_batch(shape, 4, samples)
         assert_steps_like_torch(run(program, feed_of(model, batch)), model, batch)
@@ -170,7 +170,7 @@ def test_dropout_with_noise_is_masking_by_hand(run: Run):
     net = nn.Sequential(nn.Flatten(), nn.Linear(63, 20), nn.SiLU(), nn.Dropout(0.25), nn.Linear(20, 4))
     noise = np.random.default_rng(0).random((5, 20), np.float32)
     batch = random_batch((1, 9, 7), 4, 5)
-    program = lower(train(examine(net, (1, 9, 7))))
+    program = lower(all_programs(examine(net, (1, 9, 7)))["train"])
     result = run(program, feed_of(net, batch | {"noise0": noise}))
     renamed = {name.replace("new/", "new/net."): value for name, value in result.items()}
     assert_steps_like_torch(renamed, Masked(net, noise), batch)

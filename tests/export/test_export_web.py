@@ -16,7 +16,7 @@ from torch_oracle import Arrays, assert_steps_like_torch, feed_of, random_batch,
 from edge_export.classifier import examine
 from edge_export.models import MobileNetV2
 from edge_export.onnx import lower
-from edge_export.programs import train
+from edge_export.programs import all_programs
 
 WEB = Path(__file__).resolve().parent.parent / "web"
 
@@ -97,7 +97,7 @@ def mobilenet_v2(activation: type[nn.Module]) -> nn.Module:
 
 
 def step_in_web(web: Path, folder: Path, model: nn.Module, batch: Arrays) -> Arrays:
-    program = lower(train(examine(model, (3, 32, 32))))
+    program = lower(all_programs(examine(model, (3, 32, 32)))["train"])
     taken = {value.name for value in onnx.load_model_from_string(program).graph.input}
     feed = {name: value for name, value in feed_of(model, batch).items() if name in taken}
     return run_in_web(web, folder, program, feed)

@@ -114,7 +114,6 @@ def test_a_port_in_use_is_one_line(tmp_path):
         ("--devices", 1),
         ("--alpha", -1),
         ("--alpha", "nan"),
-        ("--runtime", "executorch"),
         ("--out", "/etc/passwd/x"),
     ],
     ids=str,

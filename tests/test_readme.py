@@ -121,17 +121,33 @@ def test_its_figures_of_codecs_are_those_of_the_benchmark():
 
 def test_its_figures_of_skewed_data_are_those_of_the_benchmark():
     figures = json.loads((ROOT / "benchmarks" / "results" / "noniid.json").read_text())["figures"]
-    cells = {
-        "FedAvg 77.5": "alpha0.five.fedavg",
-        "FedAvgM 84.7": "alpha0.five.fedavgm",
-        "FedAvg on identical data 88.4": "iid.fedavg",
-        "all four at once 87.1": "alpha0_1.full",
-        "FedAvg 82.5": "longtail.fedavg",
-        "Astraea 82.3": "longtail.astraea",
+    pairs = {
+        "FedAvg, FedAvgM": ("alpha0.five.fedavg", "alpha0.five.fedavgm"),
+        "FedAvg on identical data, all four at once on these": ("iid.fedavg", "alpha0_1.full"),
+        "FedAvg, Astraea": ("longtail.fedavg", "longtail.astraea"),
     }
-    for said, cell in cells.items():
-        assert f"| {said} |" in README
-        assert said.split()[-1] == f"{figures[f'accuracy.fashion.{cell}']:.1f}", cell
+    for label, cells in pairs.items():
+        said = [
+            ", ".join(f"{figures[f'accuracy.{data}.{cell}']:.1f}" for cell in cells)
+            for data in ("fashion", "cifar10")
+        ]
+        assert f"| {label} | {' | '.join(said)} |" in README
+    strategies = ("fedavg", "fedprox", "fedavgm", "fldg_l", "astraea", "fedavgm_ccvr", "full")
+    labels = {
+        "alpha0_1": "Dirichlet 0.1",
+        "alpha0": "one class a device",
+        "longtail": "long tail",
+        "iid": "identical",
+        "alpha100": "Dirichlet 100",
+    }
+    for split, label in labels.items():
+        row = [f"{figures[f'accuracy.fashion.{split}.{name}']:.1f}" for name in strategies]
+        assert f"| {label} | {' | '.join(row)} |" in README
+    assert f"adds up to {figures['ccvr_gain.best']:.1f} points" in README
+    assert (
+        f"takes {figures['bytes_to_target.cifar10.longtail.astraea']:.2f} of FedAvg's bytes"
+        in README.replace("\n", " ")
+    )
 
 
 def test_its_figures_of_chaos_are_those_of_the_benchmark():

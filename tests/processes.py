@@ -7,7 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
+from quadrants import quadrants
 from waiting import until
+
+from edge_sdk.data import save_npz
 
 COMMAND = Path(sys.executable).with_name("edge-sdk")
 
@@ -100,3 +103,11 @@ class Machine:
         for process in self._started:
             if process.running:
                 process.kill()
+
+
+def machine_in(folder, bundle, url=""):
+    """A machine with a bundle and a device's data, by the names that its commands have for them."""
+    folder.mkdir(exist_ok=True)
+    bundle.write(folder / "model.edge")
+    save_npz(folder / "data.npz", quadrants(24))
+    return Machine(folder, url)

@@ -5,11 +5,9 @@ import re
 import shutil
 
 import pytest
-from processes import Machine
-from quadrants import quadrants
+from processes import machine_in
 from waiting import until
 
-from edge_sdk.data import save_npz
 from edge_sdk.protocol import Topics
 from edge_sdk.protocol.messages import decode_from_device, decode_from_server
 from edge_simulation.broker import MosquittoBroker
@@ -43,9 +41,7 @@ class Presence:
 
 @pytest.fixture
 def machine(tmp_path, norm):
-    norm.write(tmp_path / "model.edge")
-    save_npz(tmp_path / "data.npz", quadrants(24))
-    made = Machine(tmp_path, "")
+    made = machine_in(tmp_path, norm)
     yield made
     made.close()
 

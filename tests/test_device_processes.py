@@ -5,7 +5,7 @@ import signal
 import threading
 
 import pytest
-from processes import Machine
+from processes import machine_in
 from quadrants import quadrants
 from waiting import until
 
@@ -29,13 +29,11 @@ def mosquitto():
 
 @pytest.fixture
 def machine(tmp_path, mosquitto, norm):
-    norm.write(tmp_path / "model.edge")
-    save_npz(tmp_path / "data.npz", quadrants(24))
+    made = machine_in(tmp_path, norm, mosquitto.url)
     save_npz(tmp_path / "many.npz", quadrants(60_000))
     unfit = quadrants(60_000)
     unfit.labels[:] = 9
     save_npz(tmp_path / "unfit.npz", unfit)
-    made = Machine(tmp_path, mosquitto.url)
     yield made
     made.close()
 

@@ -4,7 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from processes import Machine
+from processes import Machine, machine_in
 from quadrants import quadrants
 from waiting import until
 
@@ -25,10 +25,8 @@ def mosquitto():
 
 @pytest.fixture
 def machine(tmp_path, mosquitto, norm):
-    norm.write(tmp_path / "model.edge")
-    save_npz(tmp_path / "data.npz", quadrants(24))
+    made = machine_in(tmp_path, norm, mosquitto.url)
     save_npz(tmp_path / "many.npz", quadrants(60_000))
-    made = Machine(tmp_path, mosquitto.url)
     yield made
     made.close()
 

@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+import zstandard
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.codec import unpack
@@ -130,7 +131,6 @@ def test_a_file_of_a_million_empty_tensors_costs_little_memory(allocated):
 
 @pytest.mark.parametrize("behind", [b"junk", b"\x28\xb5\x2f\xfd\x20\x00\x01\x00\x00"])
 def test_what_stands_behind_the_one_frame_is_refused(behind):
-    zstandard = pytest.importorskip("zstandard")
     parameters = (Parameter("w", (1,), "float32", "mean"),)
     frame = zstandard.ZstdCompressor().compress(encode({"w": np.ones(1, np.float32)}))
     with pytest.raises(TensorError):

@@ -3,10 +3,8 @@
 import threading
 
 import pytest
-from processes import Machine
-from quadrants import quadrants
+from processes import machine_in
 
-from edge_sdk.data import save_npz
 from edge_sdk.protocol import decode_chunk
 from edge_server.uploads import WINDOW
 from edge_simulation.broker import MosquittoBroker
@@ -39,13 +37,6 @@ class Gate:
 def mosquitto():
     with MosquittoBroker() as broker:
         yield broker
-
-
-def machine_in(folder, bundle, url):
-    folder.mkdir()
-    bundle.write(folder / "model.edge")
-    save_npz(folder / "data.npz", quadrants(24))
-    return Machine(folder, url)
 
 
 def test_what_a_killed_server_has_of_an_update_is_not_sent_again(tmp_path, mosquitto, wide):

@@ -3,10 +3,8 @@
 from contextlib import contextmanager
 
 import pytest
-from processes import Machine
-from quadrants import quadrants
+from processes import machine_in
 
-from edge_sdk.data import save_npz
 from edge_sdk.transport.outstanding import SUSPECT, Outstanding, Retaining
 from edge_simulation.broker import MosquittoBroker
 from edge_simulation.proxy import Proxy
@@ -17,9 +15,7 @@ DENIED = "topic readwrite edge/#\ntopic deny edge/v1/p/model/#\n"
 
 @pytest.fixture
 def machine(tmp_path, norm):
-    norm.write(tmp_path / "model.edge")
-    save_npz(tmp_path / "data.npz", quadrants(24))
-    made = Machine(tmp_path, "")
+    made = machine_in(tmp_path, norm)
     yield made
     made.close()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import RuntimeUnavailableError
+from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.manifest import Option
 from edge_sdk.tensors import Array, Tensors
 
@@ -17,6 +19,7 @@ __all__ = ["RUNTIMES", "Optimiser", "Runtime", "Sums", "check_runtime", "open_ru
 
 RUNTIMES = {"onnx": "onnxruntime", "executorch": "executorch"}
 """By the names that bundles give them, the modules that runtimes need."""
+_NO_CLIPPING = float(np.finfo(np.float32).max)
 
 
 class Sums(NamedTuple):
@@ -53,6 +56,16 @@ class Optimiser:
     momentum: float = 0.0
     proximal: float = 0.0
     clip_norm: float = 0.0
+
+    @property
+    def longest(self) -> float:
+        """``clip_norm`` as programs take it, the largest float32 for none."""
+        return min(self.clip_norm or _NO_CLIPPING, _NO_CLIPPING)
+
+    def check(self, available: Collection[Option]) -> None:
+        """Raise BundleError if a bundle that was exported with these options cannot do this."""
+        if missing := sorted(self.options() - set(available)):
+            raise BundleError(f"the bundle was exported without the option {missing[0]}: export it again")
 
     def options(self) -> set[Option]:
         """The options that a bundle must have for this."""

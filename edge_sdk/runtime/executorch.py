@@ -5,7 +5,8 @@ ExecuTorch's wheel is linked against PyTorch's, so this module, and it alone, br
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,6 @@ except ImportError as error:
     raise RuntimeUnavailableError(
         f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[executorch]'"
     ) from None
-
-NO_CLIPPING = float(np.finfo(np.float32).max)
 
 
 class ExecutorchRuntime:
@@ -42,8 +41,8 @@ class ExecutorchRuntime:
 
     def __init__(self, bundle: Bundle, *, threads: int = 0) -> None:
         self._manifest = manifest = bundle.manifest
-        self._program = OpenProgram(bundle.program("executorch", "train"), manifest.name, threads)
-        self._batch = self._program.batch("predict")
+        program = bundle.program("executorch", "train")
+        self._program = OpenProgram(program, manifest.name, threads, batch_of="predict")
         self._trainable = manifest.trainable
         self._weights: dict[str, torch.Tensor] = {}
         self._anchor: dict[str, torch.Tensor] = {}
@@ -86,22 +85,23 @@ class ExecutorchRuntime:
                 examples than are given.
         """
         manifest = self._manifest
-        if missing := sorted(optimiser.options() - set(manifest.options)):
-            raise BundleError(f"the bundle was exported without the option {missing[0]}: export it again")
-        if len(x) > self._batch:
+        optimiser.check(manifest.options)
+        most = self._program.batch
+        if len(x) > most:
             raise BundleError(
-                f"the bundle's ExecuTorch programs take {self._batch} examples, a batch has {len(x)}: export "
-                f"it with --batch {len(x)}, or set batch_size to {self._batch}"
+                f"the bundle's ExecuTorch programs take {most} examples, a batch has {len(x)}: export it "
+                f"with --batch {len(x)}, or set batch_size to {most}"
             )
-        arguments = [*self._weights.values(), *(self._filled(array) for array in (x, y, sample_weight))]
+        filled = self._program.filled
+        arguments = [*self._weights.values(), *(filled(array) for array in (x, y, sample_weight))]
         arguments += [torch.tensor(optimiser.lr), torch.tensor(optimiser.weight_decay)]
         if "momentum" in manifest.options:
             arguments += [torch.tensor(optimiser.momentum), *self._velocity.values()]
         if "proximal" in manifest.options:
             arguments += [torch.tensor(optimiser.proximal), *self._anchor.values()]
         if "clipping" in manifest.options:
-            arguments.append(torch.tensor(min(optimiser.clip_norm or NO_CLIPPING, NO_CLIPPING)))
-        arguments += [self._filled(drawn) for drawn in noise]
+            arguments.append(torch.tensor(optimiser.longest))
+        arguments += [filled(drawn) for drawn in noise]
         results = iter(self._program.run("train", arguments))
         self._weights = {name: next(results) for name in self._weights}
         self._velocity = {name: next(results) for name in self._velocity}
@@ -111,33 +111,18 @@ class ExecutorchRuntime:
     def evaluate(self, x: Array, y: Array) -> Sums:
         """Loss and correct predictions of the current weights, in evaluation mode."""
         totals = Sums(0.0, 0, 0)
-        for part in self._parts(len(x)):
-            batch = [x[part], y[part], np.ones(len(x[part]), np.float32)]
-            loss_sum, correct = self._run("evaluate", *batch)
-            totals += Sums(float(loss_sum), int(correct), len(batch[0]))
-        return totals
+        ones = np.ones(len(x), np.float32)
+        for loss_sum, correct in self._program.run_all("evaluate", self._weights.values(), x, y, ones):
+            totals += Sums(float(loss_sum), int(correct), 0)
+        return totals._replace(examples=len(x))
 
     def predict(self, x: Array) -> Array:
         """Logits float32 [B, classes] of the current weights."""
-        return self._outputs("predict", x)
+        return self._program.outputs("predict", self._weights.values(), x)
 
     def embed(self, x: Array) -> Array:
         """Penultimate features float32 [B, feature_size] of the current weights."""
-        return self._outputs("embed", x)
-
-    def _outputs(self, method: str, x: Array) -> Array:
-        parts = [x[part] for part in self._parts(len(x))]
-        return np.concatenate([self._run(method, part)[0].numpy()[: len(part)] for part in parts])
-
-    def _run(self, method: str, *batch: Array) -> list[torch.Tensor]:
-        arguments = [*self._weights.values(), *(self._filled(array) for array in batch)]
-        return self._program.run(method, arguments)
-
-    def _parts(self, count: int) -> Iterator[slice]:
-        return (slice(start, start + self._batch) for start in range(0, max(count, 1), self._batch))
-
-    def _filled(self, array: Array) -> torch.Tensor:
-        return _filled(array, self._batch)
+        return self._program.outputs("embed", self._weights.values(), x)
 
 
 def open_frozen(program: bytes, *, threads: int = 0) -> Callable[[Array], Array]:
@@ -146,21 +131,22 @@ def open_frozen(program: bytes, *, threads: int = 0) -> Callable[[Array], Array]
     Raises:
         BundleError: the program is of another version, or none.
     """
-    opened = OpenProgram(program, "describe", threads)
-    batch = opened.batch("describe")
-
-    def run(x: Array) -> Array:
-        parts = [x[start : start + batch] for start in range(0, max(len(x), 1), batch)]
-        outputs = [opened.run("describe", [_filled(part, batch)])[0].numpy() for part in parts]
-        return np.concatenate([output[: len(part)] for output, part in zip(outputs, parts, strict=True)])
-
-    return run
+    opened = OpenProgram(program, "describe", threads, batch_of="describe")
+    return partial(opened.outputs, "describe", ())
 
 
 class OpenProgram:
-    """One ``.pte``, open as long as this object lives."""
+    """One ``.pte``, open as long as this object lives.
 
-    def __init__(self, data: bytes, name: str, threads: int) -> None:
+    Args:
+        data: the file.
+        name: by which errors call it.
+        threads: of this process for ExecuTorch; 0 leaves them as they are.
+        batch_of: a method whose first result has the batch as its first axis; what other methods take has it
+            too. Without one only :meth:`run` is of use.
+    """
+
+    def __init__(self, data: bytes, name: str, threads: int, *, batch_of: str | None = None) -> None:
         if threads:
             _C._unsafe_reset_threadpool(threads)
         # The module reads from these bytes and does not keep them alive.
@@ -169,6 +155,7 @@ class OpenProgram:
             self._module: Any = _C._load_for_executorch_from_buffer(data)
             # It looks at the bytes only now.
             self._module.method_names()
+            self.batch = self._batch_of(batch_of) if batch_of else 0
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise BundleError(
@@ -181,18 +168,29 @@ class OpenProgram:
         results: list[torch.Tensor] = self._module.run_method(method, arguments)
         return results
 
-    def batch(self, method: str) -> int:
-        """Examples in a call: the extent of what a method gives for each."""
+    def run_all(
+        self, method: str, first: Collection[torch.Tensor], *examples: Array
+    ) -> Iterator[list[torch.Tensor]]:
+        """The results for any number of examples, batch by batch; ``first`` are the arguments before them."""
+        for start in range(0, max(len(examples[0]), 1), self.batch):
+            batch = (self.filled(array[start : start + self.batch]) for array in examples)
+            yield self.run(method, [*first, *batch])
+
+    def outputs(self, method: str, first: Collection[torch.Tensor], x: Array) -> Array:
+        """What a method with one result gives for any number of examples."""
+        parts = [result.numpy() for (result,) in self.run_all(method, first, x)]
+        return np.concatenate(parts)[: len(x)]
+
+    def filled(self, array: Array) -> torch.Tensor:
+        """The examples, and zeros up to a whole batch."""
+        if len(array) == self.batch:
+            return torch.from_numpy(np.ascontiguousarray(array))
+        filled = np.zeros((self.batch, *array.shape[1:]), array.dtype)
+        filled[: len(array)] = array
+        return torch.from_numpy(filled)
+
+    def _batch_of(self, method: str) -> int:
         return int(self._module.method_meta(method).output_tensor_meta(0).sizes()[0])
-
-
-def _filled(array: Array, batch: int) -> torch.Tensor:
-    """The examples, and zeros up to ``batch``."""
-    if len(array) == batch:
-        return torch.from_numpy(np.ascontiguousarray(array))
-    filled = np.zeros((batch, *array.shape[1:]), array.dtype)
-    filled[: len(array)] = array
-    return torch.from_numpy(filled)
 
 
 def _tensor(array: Array, spec: TensorSpec) -> torch.Tensor:

@@ -14,8 +14,6 @@ from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.runtime import Optimiser, Sums
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check
 
-NO_CLIPPING = float(np.finfo(np.float32).max)
-
 
 class OnnxRuntime:
     """One bundle in ONNX Runtime; see :class:`edge_sdk.runtime.Runtime`.
@@ -92,8 +90,7 @@ class OnnxRuntime:
         Raises:
             BundleError: the bundle was exported without an option that ``optimiser`` needs.
         """
-        if missing := sorted(optimiser.options() - set(self._options)):
-            raise BundleError(f"the bundle was exported without the option {missing[0]}: export it again")
+        optimiser.check(self._options)
         step, following = self._steps or self._bind_steps()
         feed = {"x": x, "y": y, "sample_weight": sample_weight}
         step.run(feed | {f"noise{i}": drawn for i, drawn in enumerate(noise)}, optimiser)
@@ -194,8 +191,7 @@ class _Step:
         """One step on ``batch``, arrays by the names of the program's inputs."""
         for name in ("lr", "weight_decay", "momentum", "proximal"):
             self._rates[name].update_inplace(np.array(getattr(optimiser, name), np.float32))
-        clip_norm = min(optimiser.clip_norm or NO_CLIPPING, NO_CLIPPING)
-        self._rates["clip_norm"].update_inplace(np.array(clip_norm, np.float32))
+        self._rates["clip_norm"].update_inplace(np.array(optimiser.longest, np.float32))
         self._batch = _values(batch)  # kept, because the binding does not keep the arrays' memory
         self._bind(self._batch)
         self._session.run_with_iobinding(self._binding)

@@ -69,7 +69,7 @@ def frozen_executorch(network: nn.Module, images: Tensor) -> tuple[bytes, Callab
     Returns:
         The program, and what runs it.
     """
-    lowered: bytes = _executorch().lower_frozen({"describe": network}, images)
+    lowered: bytes = _executorch().lower_frozen("describe", network, images)
     from edge_sdk.runtime.executorch import open_frozen
 
     return lowered, open_frozen(lowered)

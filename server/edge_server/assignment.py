@@ -63,6 +63,10 @@ class Assignment:
         """Which turn of its chain the device has now; 0 where there are no chains."""
         return 0
 
+    def lacks(self, device: str, blob: str) -> bool:  # noqa: ARG002 - buffers look
+        """Whether a device wants a model that no server has any more; its task is then another."""
+        return False
+
     def is_keyed(self, device: str, key: MessageKey) -> bool:
         """Whether a message of ``device`` is about this work, and about its present turn in it."""
         mine = (self.key.run, self.key.round, self.key.attempt, self.key.kind, self.hop_of(device))

@@ -34,7 +34,6 @@ from edge_sdk.protocol.messages import (
 from edge_sdk.transport import Connected, Disconnected, Transport
 from edge_server.admission import Admission
 from edge_server.assignment import Assignment
-from edge_server.buffered import BufferedRound
 from edge_server.call import Call
 from edge_server.cohort import Standing
 from edge_server.desk import Desk
@@ -238,7 +237,7 @@ class Fleet:
                 if self.registry.leave(device, message.nonce, now):
                     self._on_gone(device, now)
             case Grant():
-                if self._call and isinstance(work, BufferedRound) and work.lacks(device, message.blob):
+                if self._call is not None and work is not None and work.lacks(device, message.blob):
                     self._call.ask([device], now)
                 self.publication.serve(device, message)
             case Offer():

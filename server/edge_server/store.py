@@ -74,7 +74,8 @@ class Store:
     def begin(self, config: RunConfig, bundle: bytes, model: bytes, state: bytes) -> RunRow:
         """Record a new run with its first model and state."""
         # They are told apart by their order, whatever a clock does.
-        newest = max((run.created for run in self.runs()), default=0.0)
+        with self._database.reading() as connection:
+            newest = connection.execute(sa.select(sa.func.max(_runs.c.created))).scalar() or 0.0
         row = RunRow(
             id=secrets.token_hex(16),
             fleet=config.fleet,

@@ -150,7 +150,8 @@ def test_phones_have_all_that_a_program_needs(bundle):
     program = _deserialize_pte_binary(bundle.program("executorch", "train")).program
     assert {plan.name for plan in program.execution_plan} == {"train", "evaluate", "predict", "embed"}
     assert set(kernels.operators(program)) <= kernels.android_kernels()
-    assert kernels.delegates(program) == {"XnnpackBackend"}
+    delegates = {delegate.id for plan in program.execution_plan for delegate in plan.delegates}
+    assert delegates == {"XnnpackBackend"}
 
 
 def test_an_operator_that_no_phone_has_is_named_with_its_module():

@@ -7,6 +7,7 @@ matrices well. Shapes throughout: ``x`` [B, C, H, W], ``weight`` [Co, C / groups
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def forward(
     inside = batch_last(x)
     if transposed:
         size = tuple(
-            (n - 1) * w.stride - 2 * w.padding + w.dilation * (w.extent - 1) + 1 + more
+            (n - 1) * w.stride - 2 * w.padding + w.reach + more
             for n, w, more in zip(x.shape[2:], (rows, columns), output_padding, strict=True)
         )
         out = _spread(inside, weight, rows, columns, groups, (size[0], size[1]))
@@ -156,7 +157,7 @@ def _by_channel(seen: list[Tensor], weight: Tensor, channels: int) -> Tensor:
         else:
             wide = part.reshape(channels, 1, -1) * factor.reshape(channels, times, 1)
             parts.append(wide.reshape(weight.shape[0], *part.shape[1:]))
-    return sum(parts[1:], parts[0])
+    return reduce(torch.add, parts)
 
 
 def _by_channel_transposed(grad: Tensor, weight: Tensor, channels: int) -> list[Tensor]:

@@ -29,10 +29,5 @@ def operators(program: Any) -> list[str]:
     return sorted({_name(operator) for plan in program.execution_plan for operator in plan.operators})
 
 
-def delegates(program: Any) -> set[str]:
-    """Names of the backends that a program wants."""
-    return {delegate.id for plan in program.execution_plan for delegate in plan.delegates}
-
-
 def _name(operator: Any) -> str:
     return f"{operator.name}.{operator.overload}" if operator.overload else str(operator.name)

@@ -85,13 +85,11 @@ def lower(methods: Mapping[str, ExportedProgram]) -> bytes:
             partitioner={name: [XnnpackPartitioner(configs=DELEGATED)] for name in methods},
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
-        program = edge.to_executorch()
-        check_kernels(program.executorch_program)
-        return bytes(program.buffer)
+        return _written(edge)
 
 
-def lower_frozen(networks: Mapping[str, nn.Module], x: Tensor) -> bytes:
-    """Write networks whose weights stay as they are as methods of one ``.pte``, for batches like ``x``.
+def lower_frozen(method: str, network: nn.Module, x: Tensor) -> bytes:
+    """Write a network whose weights stay as they are as a method of a ``.pte``, for batches like ``x``.
 
     Here XNNPACK gets all that it takes, convolutions too: their weights are constants.
 
@@ -99,13 +97,16 @@ def lower_frozen(networks: Mapping[str, nn.Module], x: Tensor) -> bytes:
         ExportError: an operator has no kernel in ExecuTorch's libraries for devices.
     """
     with quiet(), one_line_errors(), torch.no_grad():
-        methods = {name: export(network.eval(), (x,), strict=False) for name, network in networks.items()}
-        edge = to_edge_transform_and_lower(
-            methods, partitioner={name: [XnnpackPartitioner()] for name in methods}
+        exported = export(network.eval(), (x,), strict=False)
+        return _written(
+            to_edge_transform_and_lower({method: exported}, partitioner={method: [XnnpackPartitioner()]})
         )
-        program = edge.to_executorch()
-        check_kernels(program.executorch_program)
-        return bytes(program.buffer)
+
+
+def _written(edge: Any) -> bytes:
+    program = edge.to_executorch()
+    check_kernels(program.executorch_program)
+    return bytes(program.buffer)
 
 
 def executorch_step(lowered: bytes, train: Program) -> Step:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from edge_export.executorch.activations import above_zero
-from edge_export.executorch.taps import Window, batch_first, batch_last, put_back, taps, windows
+from edge_export.executorch.taps import batch_first, batch_last, put_back, taps, windows
 
-aten = torch.ops.aten
+OUTSIDE = -float("inf")
+"""What lies around a map."""
 
 
 def maximum(
@@ -22,7 +24,8 @@ def maximum(
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``aten.max_pool2d_with_indices``: values [B, C, Ho, Wo], and zeros in place of indices nobody reads."""
-    pooled = batch_first(_largest(_taps(x, kernel, stride, padding, dilation, ceil_mode)))
+    both = windows((kernel, stride or kernel, padding, dilation), ceil=ceil_mode)
+    pooled = batch_first(reduce(torch.maximum, taps(batch_last(x), *both, filler=OUTSIDE)))
     return pooled, torch.zeros(pooled.shape, dtype=torch.int64)
 
 
@@ -38,41 +41,12 @@ def maximum_backward(
 ) -> Tensor:
     """Its gradient [B, C, H, W]: of equal pixels the first gets it, as in PyTorch."""
     del indices
-    seen = _taps(x, kernel, stride, padding, dilation, ceil_mode)
-    largest, left = _largest(seen), batch_last(grad_output)
+    both = windows((kernel, stride or kernel, padding, dilation), ceil=ceil_mode)
+    seen = taps(batch_last(x), *both, filler=OUTSIDE)
+    largest, left = reduce(torch.maximum, seen), batch_last(grad_output)
     parts = []
     for part in seen[:-1]:
         kept = left * above_zero(largest - part)
         parts.append(left - kept)
         left = kept
-    windows = _windows(kernel, stride, padding, dilation, ceil_mode)
-    return batch_first(put_back([*parts, left], *windows, (x.shape[2], x.shape[3])))
-
-
-def _taps(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> list[Tensor]:
-    return taps(batch_last(x), *_windows(kernel, stride, padding, dilation, ceil_mode), filler=-float("inf"))
-
-
-def _largest(seen: list[Tensor]) -> Tensor:
-    largest = seen[0]
-    for part in seen[1:]:
-        largest = torch.maximum(largest, part)
-    return largest
-
-
-def _windows(
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[Window, Window]:
-    moves = (kernel, stride or kernel, padding, dilation)
-    return windows(moves, ceil=ceil_mode)
+    return batch_first(put_back([*parts, left], *both, (x.shape[2], x.shape[3])))

@@ -8,6 +8,7 @@ speed of memory; with the batch outermost it is ``width`` numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -100,12 +101,6 @@ def _seen(x: Tensor, axis: int, tap: int, window: Window, out: int) -> Tensor:
     stop = start + (out - 1) * window.stride + 1
     if (start, stop, window.stride) == (0, x.shape[axis], 1):
         return x
-    return (
-        x.narrow(axis, start, stop - start) if window.stride == 1 else _strided(x, axis, start, stop, window)
-    )
-
-
-def _strided(x: Tensor, axis: int, start: int, stop: int, window: Window) -> Tensor:
     result: Tensor = aten.slice.Tensor(x, axis, start, stop, window.stride)
     return result
 
@@ -127,10 +122,7 @@ def _woven(parts: list[Tensor], axis: int, window: Window, size: int) -> Tensor:
         side_by_side = torch.stack(parts, axis + 1) if len(parts) > 1 else parts[0]
         return side_by_side.reshape(*parts[0].shape[:axis], size, *parts[0].shape[axis + 1 :])
     placed = [_placed(part, axis, tap, window, size) for tap, part in enumerate(parts)]
-    total = placed[0]
-    for part in placed[1:]:
-        total = total + part
-    return total
+    return reduce(torch.add, placed)
 
 
 def _placed(part: Tensor, axis: int, tap: int, window: Window, size: int) -> Tensor:

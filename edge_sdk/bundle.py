@@ -67,7 +67,8 @@ class Bundle:
         Args:
             manifest: its ``members`` are filled in here.
             weights: one array for each of the manifest's parameters.
-            programs: member path to bytes, as ``manifest.runtimes`` and ``manifest.describe`` name them.
+            programs: member path to bytes, as the manifest's ``runtimes``, ``backbone`` and ``describe``
+                name them.
 
         Raises:
             TensorError: the weights, or the tensors of the hash, are not those that the manifest declares.
@@ -118,6 +119,17 @@ class Bundle:
                 f"{', '.join(sorted(self.manifest.runtimes))}: export it with --runtime {runtime}"
             )
         return self.member(getattr(programs, method))
+
+    def backbone(self, runtime: str) -> bytes:
+        """The frozen network that ``runtime`` puts before the programs.
+
+        Raises:
+            BundleError: the bundle has none, or none for that runtime.
+        """
+        backbone = self.manifest.backbone
+        if backbone is None or runtime not in backbone.programs:
+            raise BundleError(f"the bundle {self.manifest.name!r} has no backbone for {runtime}")
+        return self.member(backbone.programs[runtime])
 
     def with_weights(self, weights: Mapping[str, Array]) -> Bundle:
         """The same bundle with new weights, as a run publishes it at its end. Needs no PyTorch.
@@ -171,6 +183,8 @@ def _verify(manifest: Manifest, members: Mapping[str, bytes]) -> None:
     if any(not _MEMBER_NAME.fullmatch(name) for name in members):
         raise BundleError("a member's path is not allowed: lower-case letters, digits, _ . - and / only")
     named = {getattr(p, method) for p in manifest.runtimes.values() for method in p.__struct_fields__}
+    if manifest.backbone is not None:
+        named |= {*manifest.backbone.programs.values()}
     if manifest.describe is not None:
         named |= {manifest.describe.lsh, *manifest.describe.programs.values()}
     if missing := sorted((named | {WEIGHTS}) - members.keys()):

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.data import as_dataset, prepare
+from edge_sdk.data import as_dataset
 from edge_sdk.description import Sharing
 from edge_sdk.errors import DataError, RunError
+from edge_sdk.examples import enter
 from edge_sdk.link import Link
 from edge_sdk.protocol import Topics
 from edge_sdk.runtime import Runtime, check_runtime
@@ -170,7 +171,7 @@ class EdgeClient:
             if not isinstance(images, Iterable):
                 raise DataError("predict() takes a sequence of images: put a single one into a list")
             examples = as_dataset([(image, 0) for image in images])
-            x, _ = prepare(examples, np.arange(len(examples)), bundle.manifest.input, bundle.manifest.classes)
+            x, _ = enter(runtime, bundle.manifest, examples, np.arange(len(examples)))
             return runtime.predict(x)
 
     def _newest_model(self) -> tuple[Bundle, Runtime]:

@@ -210,13 +210,14 @@ def _run_inspect(options: argparse.Namespace) -> int:
         ("head", ", ".join(manifest.head)),
         ("runtimes", ", ".join(sorted(manifest.runtimes))),
         ("options", _listed(manifest.options) or "none"),
+        ("backbone", f"frozen, gives {_by(b.shape)} float32" if (b := manifest.backbone) else "none"),
         ("describes by", f"a hash of {d.dims} integers" if (d := manifest.describe) else "nothing"),
         ("weights", f"{len(manifest.parameters)} tensors, {manifest.nbytes:,} bytes"),
         ("sha256", bundle.sha256),
     ]
     _table(facts)
     print()
-    rows = [(p.name, p.dtype, "x".join(map(str, p.shape)) or "scalar", p.rule) for p in manifest.parameters]
+    rows = [(p.name, p.dtype, _by(p.shape) or "scalar", p.rule) for p in manifest.parameters]
     _table([("tensor", "dtype", "shape", "rule"), *rows])
     print()
     members = [(name, f"{m.size:,}", m.sha256[:16]) for name, m in sorted(manifest.members.items())]
@@ -233,6 +234,10 @@ def _described(input: Input) -> str:
         "standardise": input.pipeline.standardise,
     }
     return ", ".join(step for step, taken in steps.items() if taken) or "none"
+
+
+def _by(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 
 from edge_sdk.errors import BrokerError, ProtocolError
+from edge_sdk.examples import Cancelled
 from edge_sdk.link import Link
 from edge_sdk.protocol import Chunk, Incoming, chunk_count
 from edge_sdk.protocol.messages import Grant, Offer, Receipt, Ref, Report
 from edge_sdk.protocol.topics import BLOCK
 from edge_sdk.protocol.transfer import Storage
-from edge_sdk.training import Cancelled
 
 logger = logging.getLogger(__name__)
 

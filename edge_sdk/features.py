@@ -14,13 +14,10 @@ import numpy as np
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import Dataset, prepare
 from edge_sdk.errors import BundleError, DataError, TensorError
+from edge_sdk.examples import FROZEN_BATCH, Cancelled
 from edge_sdk.manifest import Describe, Input
 from edge_sdk.runtime import check_runtime
 from edge_sdk.tensors import Array, TensorSpec, check, check_finite, decode
-from edge_sdk.training import Cancelled
-
-BATCH = 16
-"""Images in one call of the network: some 60 MB of its maps at 96 pixels a side."""
 
 _LARGEST = 2.0**53
 
@@ -123,10 +120,11 @@ class Describer:
         if len(indices) == 0:
             raise DataError("the data set holds no example to describe")
         total = np.zeros(self.hashing.a.shape[1])
-        for start in range(0, len(indices), BATCH):
+        for start in range(0, len(indices), FROZEN_BATCH):
             if cancelled():
                 raise Cancelled
-            images, _ = prepare(dataset, indices[start : start + BATCH], self._input, self._classes)
+            batch = indices[start : start + FROZEN_BATCH]
+            images, _ = prepare(dataset, batch, self._input, self._classes)
             features = self._network(images)
             if features.shape != (len(images), len(total)) or not np.isfinite(features).all():
                 raise BundleError("the bundle's describe program gives no finite features as declared")
@@ -164,11 +162,11 @@ def open_describer(
     if name == "executorch":
         from edge_sdk.runtime import executorch
 
-        network = executorch.open_frozen(program, threads=threads)
+        network = executorch.open_frozen(program, "describe", threads=threads)
     else:
         from edge_sdk.runtime import onnx
 
-        network = onnx.open_frozen(program, threads=threads, providers=providers)
+        network = onnx.open_frozen(program, "describe", threads=threads, providers=providers)
     channels = bundle.manifest.input.shape[0]
     # The network normalises by itself: it gets whole images, in [0, 1].
     images = Input(bundle.manifest.input.image_shape, (0.0,) * channels, (1.0,) * channels)

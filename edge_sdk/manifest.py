@@ -16,6 +16,9 @@ MAX_TENSORS = 10_000
 MAX_ELEMENTS = 1 << 31
 MAX_NOISE = 1 << 24
 """Numbers of noise that one sample may take: a step allocates them for a whole batch."""
+MAX_FEATURES = 1 << 24
+"""Numbers that a backbone may make of one image: devices keep those of all their examples."""
+MAX_AXES = 8
 MAX_CLASSES = 1 << 20
 MAX_DIMS = 4096
 _DTYPES = ("float32", "int64")
@@ -105,6 +108,17 @@ class Programs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embed: str
 
 
+class Backbone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The frozen network before a model of which devices train the head alone.
+
+    Its features, float32 ``shape`` of one image, are what the four programs take in the image's place;
+    ``programs`` has the member of each runtime.
+    """
+
+    shape: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_FEATURES)], ...]
+    programs: dict[str, str]
+
+
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The frozen network whose mean feature, hashed to ``dims`` integers, describes a device's data.
 
@@ -138,8 +152,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     noise: tuple[Noise, ...] = ()
     options: tuple[Option, ...] = ()
     runtimes: dict[str, Programs]
+    backbone: Backbone | None = None
     describe: Describe | None = None
     members: dict[str, Member] = {}
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """Shape of one example as the four programs take it: an image's, or that of a backbone's features."""
+        return self.input.shape if self.backbone is None else self.backbone.shape
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -203,6 +223,8 @@ def _check_consistency(manifest: Manifest) -> None:
     linear = [(manifest.classes, manifest.feature_size), (manifest.classes,)]
     if not manifest.head or [shapes.get(name) for name in manifest.head] != linear[: len(manifest.head)]:
         raise BundleError("manifest.json names a head that is not linear from its features to its classes")
+    if manifest.backbone is not None:
+        _check_backbone(manifest.backbone, manifest.runtimes)
     if manifest.describe is not None and not {*manifest.describe.programs} <= {*manifest.runtimes}:
         raise BundleError("manifest.json gives a describe program for a runtime that it does not list")
     _check_size(manifest.input)
@@ -217,6 +239,16 @@ def _check_consistency(manifest: Manifest) -> None:
         raise BundleError("manifest.json must name its noise inputs noise0, noise1, … in order")
     if (numbers := sum(math.prod(noise.shape) for noise in manifest.noise)) > MAX_NOISE:
         raise BundleError(f"manifest.json wants {numbers} numbers of noise for a sample, over the limit")
+
+
+def _check_backbone(backbone: Backbone, runtimes: dict[str, Programs]) -> None:
+    if backbone.programs.keys() != runtimes.keys():
+        raise BundleError("manifest.json must give a backbone for each runtime that it lists, and no other")
+    if not 1 <= len(backbone.shape) <= MAX_AXES or math.prod(backbone.shape) > MAX_FEATURES:
+        raise BundleError(
+            f"manifest.json gives a backbone whose features have {len(backbone.shape)} axes or more than "
+            f"{MAX_FEATURES} numbers an image"
+        )
 
 
 def _check_size(input: Input) -> None:

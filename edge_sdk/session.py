@@ -20,6 +20,7 @@ from edge_sdk.errors import (
     RefusedError,
     RuntimeUnavailableError,
 )
+from edge_sdk.examples import Cancelled
 from edge_sdk.exchange import Exchange
 from edge_sdk.link import Incoming, Link
 from edge_sdk.protocol import Chunk
@@ -39,7 +40,6 @@ from edge_sdk.protocol.messages import (
     Who,
     key_of,
 )
-from edge_sdk.training import Cancelled
 from edge_sdk.transport import Connected, Disconnected
 from edge_sdk.work import Worker
 

@@ -11,14 +11,14 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from edge_sdk.data import Dataset, prepare
+from edge_sdk.data import Dataset
 from edge_sdk.data.labels import histogram, labels_of
 from edge_sdk.errors import TensorError
+from edge_sdk.examples import in_order
 from edge_sdk.manifest import Manifest
 from edge_sdk.noisy_statistics import FeatureNoise, hidden_counts, hidden_moments
 from edge_sdk.runtime import Runtime
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check_finite
-from edge_sdk.training import EVALUATION_BATCH, Cancelled
 
 Covariance: TypeAlias = Literal["full", "diagonal", "low_rank"]
 """How much of a class's scatter leaves the device.
@@ -123,11 +123,7 @@ def class_statistics(
         tensors["count"] = hidden_counts(counts, noise, withhold_below=withhold_below)
 
     def features(chosen: Array) -> Iterator[Array]:
-        for start in range(0, len(chosen), EVALUATION_BATCH):
-            if cancelled():
-                raise Cancelled
-            batch = chosen[start : start + EVALUATION_BATCH]
-            x, _ = prepare(dataset, batch, manifest.input, manifest.classes)
+        for x, _ in in_order(runtime, manifest, dataset, chosen, cancelled=cancelled):
             embedded = runtime.embed(x)
             if not np.isfinite(embedded).all():
                 raise TensorError("the features are not finite: the model has diverged")

@@ -8,17 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from edge_sdk.data import Dataset, batches, prepare
+from edge_sdk.data import Dataset, batches
 from edge_sdk.errors import DataError
+from edge_sdk.examples import Cancelled, Examples, in_order
 from edge_sdk.manifest import Manifest
 from edge_sdk.runtime import Optimiser, Runtime, Sums
 from edge_sdk.tensors import Array
-
-EVALUATION_BATCH = 256
-
-
-class Cancelled(Exception):  # noqa: N818 - a request, not an error
-    """Training or evaluation was asked to stop between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +59,24 @@ def train(
 ) -> Sums:
     """Train the runtime's weights in place on ``dataset[indices]``; returns sums over the epochs done here.
 
+    Where the bundle has a backbone its features are computed first, once for all epochs.
+
     Args:
         first: epochs that are done, and are left out.
         on_epoch: called with the epochs done in all after each one but the last.
 
     Raises:
         DataError: there is nothing to train on, or an example does not fit the model.
+        BundleError: the backbone's features are not those that the manifest declares.
         Cancelled: ``cancelled()`` became true; the runtime's weights are of no use then.
     """
     count = len(indices)
     if count == 0:
         raise DataError("the data set holds no example to train on")
     each = -(-count // settings.batch_size)
+    # Of one round, whatever its first epoch: features are the same when training goes on half-way.
+    round_rng = np.random.default_rng([settings.seed, 0, 3])
+    examples = Examples(runtime, manifest, dataset, indices, rng=round_rng, cancelled=cancelled)
     totals = Sums(0.0, 0, 0)
     for epoch in range(first, settings.epochs):
         # Shuffles have [seed, epoch]: no other stream of numbers may begin like that.
@@ -85,7 +86,7 @@ def train(
         for step, batch in enumerate(shuffled, start=epoch * each + 1):
             if cancelled():
                 raise Cancelled
-            x, y = prepare(dataset, indices[batch], manifest.input, manifest.classes, rng=crop_rng)
+            x, y = examples.take(batch, crop_rng)
             noise = [noise_rng.random((len(y), *n.shape), np.float32) for n in manifest.noise]
             totals += runtime.train_step(x, y, np.ones(len(y), np.float32), settings.optimiser, noise)
             if on_progress is not None:
@@ -107,12 +108,10 @@ def evaluate(
 
     Raises:
         DataError: an example does not fit the model.
+        BundleError: as :func:`train` does.
         Cancelled: ``cancelled()`` became true between two batches.
     """
     totals = Sums(0.0, 0, 0)
-    for start in range(0, len(indices), EVALUATION_BATCH):
-        if cancelled():
-            raise Cancelled
-        batch = indices[start : start + EVALUATION_BATCH]
-        totals += runtime.evaluate(*prepare(dataset, batch, manifest.input, manifest.classes))
+    for x, y in in_order(runtime, manifest, dataset, indices, cancelled=cancelled):
+        totals += runtime.evaluate(x, y)
     return totals

@@ -252,6 +252,7 @@ def test_a_device_trains_on_the_originals_and_the_copies(stored):
         input = Input((3, 9, 12), (0.0,) * 3, (1.0,) * 3)
         classes = 3
         noise = ()
+        backbone = None
 
     dataset, indices = add(stored=stored)
     assert isinstance(dataset, Augmented)

@@ -195,6 +195,34 @@ HOSTILE_MANIFESTS = {
         lambda: with_manifest(noise=[{"name": f"noise{i}", "shape": [1 << 20]} for i in range(17)]),
         "of noise for a sample, over the limit",
     ),
+    "a backbone for another runtime": (
+        lambda: with_manifest(backbone={"shape": [4], "programs": {"executorch": PATHS[0]}}),
+        "a backbone for each runtime",
+    ),
+    "a backbone for no runtime": (
+        lambda: with_manifest(backbone={"shape": [4], "programs": {}}),
+        "a backbone for each runtime",
+    ),
+    "a backbone that is not there": (
+        lambda: with_manifest(backbone={"shape": [4], "programs": {"onnx": "onnx/backbone"}}),
+        "member onnx/backbone is missing",
+    ),
+    "giant features": (
+        lambda: with_manifest(backbone={"shape": [1 << 13, 1 << 12], "programs": {"onnx": PATHS[0]}}),
+        "more than 16777216 numbers an image",
+    ),
+    "features of 0 numbers": (
+        lambda: with_manifest(backbone={"shape": [4, 0], "programs": {"onnx": PATHS[0]}}),
+        "not valid",
+    ),
+    "features without axes": (
+        lambda: with_manifest(backbone={"shape": [], "programs": {"onnx": PATHS[0]}}),
+        "features have 0 axes",
+    ),
+    "features of a thousand axes": (
+        lambda: with_manifest(backbone={"shape": [1] * 1000, "programs": {"onnx": PATHS[0]}}),
+        "features have 1000 axes",
+    ),
     "nested a million deep": (
         lambda: zipped({**members_of(honest()), "manifest.json": b"[" * 1_000_000}),
         "not valid",

@@ -12,10 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import ArrayDataset
 from edge_sdk.errors import BundleError, DataError, TensorError
-from edge_sdk.features import BATCH, Hashing, open_describer
+from edge_sdk.examples import FROZEN_BATCH as BATCH
+from edge_sdk.examples import Cancelled
+from edge_sdk.features import Hashing, open_describer
 from edge_sdk.manifest import Describe
 from edge_sdk.tensors import encode
-from edge_sdk.training import Cancelled
 
 VECTORS = Path(__file__).parent / "vectors" / "lsh.json"
 UNIT = 2.0**-30

@@ -18,7 +18,9 @@ from edge_sdk.statistics import check_statistics, class_statistics
 DATA = quadrants(200)
 COUNTS = np.bincount(DATA.labels, minlength=4)
 FEATURES = 9
-MANIFEST = SimpleNamespace(classes=3, feature_size=FEATURES, input=Input((1, 3, 3), (0.0,), (1.0,)))
+MANIFEST = SimpleNamespace(
+    classes=3, backbone=None, feature_size=FEATURES, input=Input((1, 3, 3), (0.0,), (1.0,))
+)
 PIXELS = SimpleNamespace(embed=lambda x: x.reshape(-1, FEATURES))
 
 

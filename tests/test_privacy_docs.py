@@ -133,7 +133,9 @@ def test_two_samples_are_known_from_their_mean_and_scatter():
 
 
 def test_a_low_rank_scatter_of_a_few_samples_is_the_full_one():
-    manifest = SimpleNamespace(classes=1, feature_size=9, input=Input((1, 3, 3), (0.0,), (1.0,)))
+    manifest = SimpleNamespace(
+        classes=1, backbone=None, feature_size=9, input=Input((1, 3, 3), (0.0,), (1.0,))
+    )
     as_they_are = SimpleNamespace(embed=lambda x: x.reshape(-1, 9))
     images = np.random.default_rng(8).normal(size=(5, 3, 3)).astype(np.float32)
     told = {

@@ -215,7 +215,9 @@ def test_the_example_of_a_hash_is_what_the_code_makes():
 
 
 def test_the_example_of_statistics_is_what_the_code_makes():
-    manifest = SimpleNamespace(classes=1, feature_size=2, input=Input((1, 1, 2), (0.0,), (1.0,)))
+    manifest = SimpleNamespace(
+        classes=1, backbone=None, feature_size=2, input=Input((1, 1, 2), (0.0,), (1.0,))
+    )
     as_they_are = SimpleNamespace(embed=lambda x: x.reshape(-1, 2))
     data = ArrayDataset(np.float32([[[1, 0]], [[3, 4]]]), np.zeros(2, np.int64))
     count, mean, *scatters = rows_under("### Statistics", 1)[0]

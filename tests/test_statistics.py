@@ -7,6 +7,7 @@ import torch
 
 from edge_sdk.data import ArrayDataset
 from edge_sdk.errors import TensorError
+from edge_sdk.examples import EVALUATION_BATCH, Cancelled
 from edge_sdk.manifest import Input
 from edge_sdk.runtime import open_runtime
 from edge_sdk.statistics import (
@@ -18,7 +19,6 @@ from edge_sdk.statistics import (
     unpacked,
 )
 from edge_sdk.tensors import check, decode, encode
-from edge_sdk.training import EVALUATION_BATCH, Cancelled
 
 FEATURES, CLASSES = 36, 4
 KINDS = [("full", 0), ("diagonal", 0), ("low_rank", 3)]

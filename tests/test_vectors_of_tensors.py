@@ -177,7 +177,10 @@ def told_by_device(vector):
     features = floats(vector["features"], np.float32)
     size = features.shape[1]
     manifest = SimpleNamespace(
-        classes=len(vector["count"]), feature_size=size, input=Input((1, 1, size), (0.0,), (1.0,))
+        classes=len(vector["count"]),
+        backbone=None,
+        feature_size=size,
+        input=Input((1, 1, size), (0.0,), (1.0,)),
     )
     as_they_are = SimpleNamespace(embed=lambda x: x.reshape(-1, size))
     data = ArrayDataset(features[:, None], np.array(vector["labels"]))

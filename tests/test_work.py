@@ -11,10 +11,11 @@ from torch import nn
 from edge_export import export_bundle
 from edge_sdk import Bundle, Engine
 from edge_sdk.errors import BrokerError, ProtocolError, TensorError
+from edge_sdk.examples import Cancelled
 from edge_sdk.protocol import reference
 from edge_sdk.protocol.messages import Offer, Receipt, Task, key_of
 from edge_sdk.tensors import encode
-from edge_sdk.training import Cancelled, evaluate
+from edge_sdk.training import evaluate
 from edge_sdk.work import Worker
 from edge_sdk.workspace import Workspace
 

@@ -100,7 +100,7 @@ class Runtime(Protocol):
     def train_step(
         self, x: Array, y: Array, sample_weight: Array, optimiser: Optimiser, noise: Sequence[Array] = ()
     ) -> Sums:
-        """One optimiser step on a batch ``x`` float32 [B, C, H, W], ``y`` int64 [B], weights float32 [B]."""
+        """One optimiser step on ``x`` float32 [B, *entering], ``y`` int64 [B] and weights float32 [B]."""
 
     def evaluate(self, x: Array, y: Array) -> Sums:
         """Loss and correct predictions of the current weights, in evaluation mode."""
@@ -110,6 +110,15 @@ class Runtime(Protocol):
 
     def embed(self, x: Array) -> Array:
         """Penultimate features float32 [B, feature_size] of the current weights."""
+
+    def backbone(self, images: Array) -> Array:
+        """What the bundle's frozen backbone makes of prepared images, float32 [B, C, H, W].
+
+        That is the ``x`` of all else; :mod:`edge_sdk.examples` holds its shape against the manifest.
+
+        Raises:
+            BundleError: the bundle has no backbone.
+        """
 
 
 def open_runtime(

@@ -6,7 +6,7 @@ ExecuTorch's wheel is linked against PyTorch's, so this module, and it alone, br
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ class ExecutorchRuntime:
     """
 
     def __init__(self, bundle: Bundle, *, threads: int = 0) -> None:
-        self._manifest = manifest = bundle.manifest
+        self._bundle, self._manifest = bundle, bundle.manifest
+        manifest = bundle.manifest
         program = bundle.program("executorch", "train")
         self._program = OpenProgram(program, manifest.name, threads, batch_of="predict")
         self._trainable = manifest.trainable
@@ -124,15 +125,23 @@ class ExecutorchRuntime:
         """Penultimate features float32 [B, feature_size] of the current weights."""
         return self._program.outputs("embed", self._weights.values(), x)
 
+    def backbone(self, images: Array) -> Array:
+        """Features of prepared images; see :class:`edge_sdk.runtime.Runtime`."""
+        return self._backbone(images)
 
-def open_frozen(program: bytes, *, threads: int = 0) -> Callable[[Array], Array]:
-    """A program that holds its own weights (``describe``), as a function of ``x`` to its one output.
+    @cached_property
+    def _backbone(self) -> Callable[[Array], Array]:
+        return open_frozen(self._bundle.backbone("executorch"), "backbone")
+
+
+def open_frozen(program: bytes, method: str, *, threads: int = 0) -> Callable[[Array], Array]:
+    """A program that holds its own weights (``describe``, ``backbone``): from ``x`` to its one output.
 
     Raises:
         BundleError: the program is of another version, or none.
     """
-    opened = OpenProgram(program, "describe", threads, batch_of="describe")
-    return partial(opened.outputs, "describe", ())
+    opened = OpenProgram(program, method, threads, batch_of=method)
+    return partial(opened.outputs, method, ())
 
 
 class OpenProgram:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,15 @@ class OnnxRuntime:
         """Penultimate features float32 [B, feature_size] of the current weights."""
         return self._run("embed", {"x": x})["features"]
 
+    def backbone(self, images: Array) -> Array:
+        """Features of prepared images; see :class:`edge_sdk.runtime.Runtime`."""
+        return self._backbone(images)
+
+    @cached_property
+    def _backbone(self) -> Callable[[Array], Array]:
+        program = self._bundle.backbone("onnx")
+        return open_frozen(program, "backbone", threads=self._threads, providers=self._providers)
+
     def _run(self, method: str, feed: Mapping[str, Array]) -> Tensors:
         session = self._sessions(method)
         binding = session.io_binding()
@@ -142,16 +151,16 @@ class OnnxRuntime:
 
 
 def open_frozen(
-    program: bytes, *, threads: int = 0, providers: Sequence[str] | None = None
+    program: bytes, method: str, *, threads: int = 0, providers: Sequence[str] | None = None
 ) -> Callable[[Array], Array]:
-    """A program that holds its own weights (``describe``), as a function of ``x`` to its one output.
+    """A program that holds its own weights (``describe``, ``backbone``): from ``x`` to its one output.
 
     Raises:
         RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
         BundleError: the program is no ONNX.
     """
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    session = _session(program, "describe", level, threads, _check_providers(providers))
+    session = _session(program, method, level, threads, _check_providers(providers))
 
     def run(x: Array) -> Array:
         output: Array = session.run(None, {"x": x})[0]

@@ -26,7 +26,7 @@ from edge_export.pretrained import Pretrained, mobilenet_v2
 from edge_export.programs import BATCH, Program
 from edge_export.runtimes import frozen_executorch
 from edge_export.training_step import Tensors
-from edge_sdk.features import BATCH as DEVICES_BATCH
+from edge_sdk.examples import FROZEN_BATCH
 from edge_sdk.manifest import MAX_DIMS, Describe
 from edge_sdk.runtime import onnx
 from edge_sdk.tensors import Array, encode
@@ -92,11 +92,11 @@ def describe_members(
     if "onnx" in runtimes:
         named["onnx"] = ONNX
         members[ONNX] = lower(program(pretrained, input_shape, settings.size))
-        _verify(onnx.open_frozen(members[ONNX], threads=1), pretrained, input_shape, settings)
+        _verify(onnx.open_frozen(members[ONNX], "describe", threads=1), pretrained, input_shape, settings)
     if "executorch" in runtimes:
         named["executorch"] = EXECUTORCH
         network = Describing(pretrained, input_shape, settings.size)
-        members[EXECUTORCH], run = frozen_executorch(network, torch.rand(DEVICES_BATCH, *input_shape))
+        members[EXECUTORCH], run = frozen_executorch(network, torch.rand(FROZEN_BATCH, *input_shape))
         _verify(run, pretrained, input_shape, settings)
     return Describe(feature_size, settings.dims, LSH, named), members
 

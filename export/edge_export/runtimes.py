@@ -72,7 +72,7 @@ def frozen_executorch(network: nn.Module, images: Tensor) -> tuple[bytes, Callab
     lowered: bytes = _executorch().lower_frozen("describe", network, images)
     from edge_sdk.runtime.executorch import open_frozen
 
-    return lowered, open_frozen(lowered)
+    return lowered, open_frozen(lowered, "describe")
 
 
 def _executorch() -> ModuleType:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge_sdk.errors import DataError
+from edge_sdk.examples import EVALUATION_BATCH
 from edge_sdk.manifest import Manifest
 from edge_sdk.runtime import Runtime
 from edge_sdk.tensors import Array
-from edge_sdk.training import EVALUATION_BATCH
 from edge_server.mediators import divergence
 
 
@@ -63,7 +63,7 @@ def program_cka(runtime: Runtime, local: Sequence[Mapping[str, Array]], images: 
     Args:
         runtime: of the models' bundle; it is left with the last model's weights.
         local: weights and buffers of each local model.
-        images: float32 ``[n, C, H, W]``, as :func:`edge_sdk.data.prepare` makes them.
+        images: float32 ``[n, *entering]``, as :func:`edge_sdk.examples.enter` makes them.
 
     Returns:
         ``features`` (what enters the head) and ``logits``, each float64 ``[models, models]``.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.data import Dataset, prepare
+from edge_sdk.data import Dataset
 from edge_sdk.errors import DataError
+from edge_sdk.examples import EVALUATION_BATCH, Examples
 from edge_sdk.runtime import open_runtime
 from edge_sdk.tensors import Array, Tensors
-from edge_sdk.training import EVALUATION_BATCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +36,8 @@ class Evaluation:
 class Evaluator:
     """Evaluates models of one bundle on one labelled data set.
 
+    Where the bundle has a backbone its features are computed once, here, and kept.
+
     Raises:
         DataError: the data set is empty, or an example does not fit the model: said now, not after the
             first round.
@@ -44,16 +46,16 @@ class Evaluator:
     def __init__(self, bundle: Bundle, dataset: Dataset, *, threads: int = 0) -> None:
         if len(dataset) == 0:
             raise DataError("the evaluation data is empty: give at least one labelled image")
-        self._manifest = bundle.manifest
-        self._dataset = dataset
+        self._classes, self._count = bundle.manifest.classes, len(dataset)
+        self._runtime = open_runtime(bundle, threads=threads)
+        self._examples = Examples(self._runtime, bundle.manifest, dataset, np.arange(len(dataset)))
         for _ in self._batches():
             pass
-        self._runtime = open_runtime(bundle, threads=threads)
 
     def evaluate(self, weights: Tensors) -> Evaluation:
         """Predict all examples."""
         self._runtime.set_weights(weights)
-        classes, loss = self._manifest.classes, 0.0
+        classes, loss = self._classes, 0.0
         confusion = np.zeros((classes, classes), np.int64)
         for x, y in self._batches():
             logits = self._runtime.predict(x).astype(np.float64)
@@ -61,10 +63,9 @@ class Evaluator:
             log_partition = np.log(np.exp(logits).sum(axis=1))
             loss += float((log_partition - logits[np.arange(len(y)), y]).sum())
             np.add.at(confusion, (y, logits.argmax(axis=1)), 1)
-        examples = len(self._dataset)
+        examples = self._count
         return Evaluation(float(np.trace(confusion)) / examples, loss / examples, examples, confusion)
 
     def _batches(self) -> Iterator[tuple[Array, Array]]:
-        for start in range(0, len(self._dataset), EVALUATION_BATCH):
-            indices = np.arange(start, min(start + EVALUATION_BATCH, len(self._dataset)))
-            yield prepare(self._dataset, indices, self._manifest.input, self._manifest.classes)
+        for start in range(0, self._count, EVALUATION_BATCH):
+            yield self._examples.take(np.arange(start, min(start + EVALUATION_BATCH, self._count)))

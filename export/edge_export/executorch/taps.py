@@ -47,6 +47,29 @@ class Window(NamedTuple):
         """Pixels behind an axis of ``size`` that the last window sees."""
         return max((self.out(size) - 1) * self.stride + self.reach - size - self.padding, 0)
 
+    def seen(self, size: int) -> list[list[int]]:
+        """For each tap the pixel that each output meets, ``size`` where that lies outside."""
+        return [
+            [
+                pixel if 0 <= (pixel := out * self.stride + tap * self.dilation - self.padding) < size else size
+                for out in range(self.out(size))
+            ]
+            for tap in range(self.extent)
+        ]
+
+    def seeing(self, size: int) -> list[list[int]]:
+        """For each tap the output that each pixel is met by, the number of outputs where there is none."""
+        none = self.out(size)
+        met: list[list[int]] = []
+        for pixels in self.seen(size):
+            by = {pixel: out for out, pixel in enumerate(pixels)}
+            met.append([by.get(pixel, none) for pixel in range(size)])
+        return met
+
+    def flipped(self) -> Window:
+        """The window by which, at stride 1, a gradient looks back at what has made it."""
+        return self._replace(padding=self.reach - 1 - self.padding)
+
     def tiles(self, size: int) -> bool:
         """Whether every pixel is in exactly one window."""
         return (
@@ -102,6 +125,15 @@ def _seen(x: Tensor, axis: int, tap: int, window: Window, out: int) -> Tensor:
     if (start, stop, window.stride) == (0, x.shape[axis], 1):
         return x
     result: Tensor = aten.slice.Tensor(x, axis, start, stop, window.stride)
+    return result
+
+
+def gathered(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """``x`` at ``index`` [taps, out] along ``axis``, which becomes [taps · out]; zeros for its extent."""
+    around = [0, 0] * (x.dim() - axis - 1) + [0, 1]
+    if (index == x.shape[axis]).any():
+        x = aten.constant_pad_nd.default(x, around, 0.0)
+    result: Tensor = aten.index_select.default(x, axis, index.reshape(-1))
     return result
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_sdk.data import Dataset, prepare
+from edge_sdk.data import Dataset
 from edge_sdk.errors import DataError
+from edge_sdk.examples import in_order
 from edge_sdk.manifest import Manifest
 from edge_sdk.runtime import Runtime
 from edge_sdk.tensors import Array
-from edge_sdk.training import EVALUATION_BATCH
 
 
 def real_features(
@@ -39,9 +39,8 @@ def real_features(
     if fraction < 1:
         size = max(1, round(fraction * len(dataset)))
         chosen = np.sort(np.random.default_rng(seed).choice(len(dataset), size, replace=False))
-    parts = []
-    for start in range(0, max(len(chosen), 1), EVALUATION_BATCH):
-        x, y = prepare(dataset, chosen[start : start + EVALUATION_BATCH], manifest.input, manifest.classes)
-        parts.append((runtime.embed(x), y))
+    if not len(chosen):
+        raise DataError("the data set is empty: give at least one (image, label) example")
+    parts = [(runtime.embed(x), y) for x, y in in_order(runtime, manifest, dataset, chosen)]
     features, labels = zip(*parts, strict=True)
     return np.concatenate(features), np.concatenate(labels)

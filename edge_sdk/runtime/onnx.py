@@ -221,6 +221,8 @@ def _session(program: bytes, method: str, level: Any, threads: int, providers: S
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = level
+    # Without it, sums of products of eight bits overflow on processors from before 2019.
+    options.add_session_config_entry("session.x64quantprecision", "1")
     # Worker threads that spin after a run would burn a phone's battery between steps.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:

@@ -6,16 +6,24 @@ import operator
 from collections.abc import Collection, Sequence
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_export.backbone import backbone_members
 from edge_export.classifier import Classifier, examine, rule_of
 from edge_export.describe import DescriberSettings, describe_members
 from edge_export.errors import ExportError
 from edge_export.runtimes import Exported, for_executorch, for_onnx
+from edge_export.split import split
 from edge_sdk.bundle import Bundle
-from edge_sdk.manifest import Input, Manifest, Noise, Option, Parameter, Pipeline
+from edge_sdk.data import as_dataset, prepare
+from edge_sdk.manifest import MAX_CLASSES, Input, Manifest, Noise, Option, Parameter, Pipeline
 from edge_sdk.runtime import RUNTIMES
+from edge_sdk.tensors import Array
+
+CALIBRATION = 256
+"""Images from which the ranges of int8 are found; more of them change next to nothing."""
 
 
 def export_bundle(
@@ -29,6 +37,8 @@ def export_bundle(
     std: Sequence[float] | None = None,
     pipeline: Pipeline | None = None,
     options: Collection[Option] = (),
+    head_only: str | None = None,
+    calibration: object = None,
     describe: DescriberSettings | None = None,
     runtimes: Collection[str] = ("onnx",),
     batch: int = 32,
@@ -55,10 +65,16 @@ def export_bundle(
             flips in training, and whether each image is standardised. None is for images of the model's size.
         options: what the train program can do beyond SGD with weight decay: ``momentum`` of its own on
             each device, a ``proximal`` term, ``clipping`` of the gradient. Each takes inputs and time.
+        head_only: path of the submodule that devices train, ``classifier`` say, which gives the logits. All
+            before it is frozen: devices compute its features once a round, and updates hold the head alone.
+            None lets them train the whole model.
+        calibration: with ``head_only``, examples like the devices' (what :func:`edge_sdk.data.as_dataset`
+            takes; labels do not matter), of which up to 256 give the ranges for a frozen part of eight bits.
+            None leaves it float32.
         describe: what lets devices be grouped by their data: some 9 MB of MobileNetV2. None leaves it out.
         runtimes: ``onnx``, ``executorch``, or both: then a fleet may mix them. Servers evaluate with ONNX.
         batch: the most examples that ExecuTorch's programs take in a step; smaller batches cost as much.
-        seed: of the random batches of the verification.
+        seed: of the random batches of the verification, and of the draw of the images for calibration.
 
     Returns:
         The bundle. The same model gives the same bytes.
@@ -66,10 +82,13 @@ def export_bundle(
     Raises:
         ExportError: the model is not a classifier of the kind described, or does something that the
             programs cannot; the message names the module and the operator where they are known. Or
-            ``describe`` cannot be had: see :func:`edge_export.describe.describe_members`.
+            ``describe`` cannot be had: see :func:`edge_export.describe.describe_members`. Or the model does
+            not end in ``head_only``, or what int8 takes is not installed.
+        DataError: the examples for calibration do not fit the model.
     """
     shape = _image_shape(example_input)
-    classifier = examine(model, shape)
+    parts = split(model, head_only, shape) if head_only is not None else None
+    classifier = examine(model, shape) if parts is None else examine(parts.head, parts.shape)
     if classes is not None and classes != classifier.classes:
         raise ExportError(
             f"the model gives {classifier.classes} logits, not one for each of {classes} classes"
@@ -86,6 +105,12 @@ def export_bundle(
     described, describer = (
         (None, {}) if describe is None else describe_members(describe, images.image_shape, runtimes)
     )
+    backbone, frozen = None, dict[str, bytes]()
+    if parts is not None:
+        examples = None if calibration is None else _calibrating(calibration, images, seed)
+        backbone, frozen = backbone_members(parts, shape, runtimes, calibration=examples, seed=seed)
+    elif calibration is not None:
+        raise ExportError("calibration is for a frozen part, which trains not: give head_only too")
     made: dict[str, Exported] = {}
     if "onnx" in runtimes:
         made["onnx"] = for_onnx(classifier, options, seed)
@@ -102,11 +127,20 @@ def export_bundle(
         noise=tuple(Noise(f"noise{i}", shape) for i, shape in enumerate(classifier.noise_shapes)),
         options=options,
         runtimes={runtime: named for runtime, (named, _) in made.items()},
+        backbone=backbone,
         describe=described,
     )
     weights = {name: tensor.numpy() for name, tensor in classifier.state.items()}
     members = {name: data for _, members in made.values() for name, data in members.items()}
-    return Bundle.build(manifest, weights, members | describer)
+    return Bundle.build(manifest, weights, members | frozen | describer)
+
+
+def _calibrating(examples: object, input: Input, seed: int) -> Array:
+    """Images as they enter the model, float32 [n, C, H, W]; drawn, where there are more than it takes."""
+    dataset = as_dataset(examples)
+    chosen = np.random.default_rng(seed).permutation(len(dataset))[:CALIBRATION]
+    images, _ = prepare(dataset, np.sort(chosen), input, MAX_CLASSES)
+    return images
 
 
 def _parameters(classifier: Classifier) -> tuple[Parameter, ...]:

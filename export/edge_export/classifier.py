@@ -24,7 +24,7 @@ class Classifier:
 
     Attributes:
         model: the copy; its mode is set by whoever runs it.
-        input_shape: (C, H, W) of one image.
+        input_shape: of one example: (C, H, W) of an image, or what enters the head where that is the model.
         classes: number of logits.
         head: module path of the last linear layer, whose output is the logits.
         feature_size: extent of what enters it.
@@ -32,7 +32,7 @@ class Classifier:
     """
 
     model: nn.Module
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
     head: str
     feature_size: int
@@ -68,12 +68,12 @@ class Classifier:
             hook.remove()
 
 
-def examine(model: nn.Module, input_shape: tuple[int, int, int]) -> Classifier:
+def examine(model: nn.Module, input_shape: tuple[int, ...]) -> Classifier:
     """Copy ``model`` and find out what an export needs to know.
 
     Args:
-        model: a classifier for float32 images; not changed.
-        input_shape: (C, H, W).
+        model: a classifier for float32 images, or for other examples of one shape; not changed.
+        input_shape: (C, H, W), or that shape.
 
     Raises:
         ExportError: the model is not one that can be exported, or cannot be copied or run.
@@ -81,7 +81,7 @@ def examine(model: nn.Module, input_shape: tuple[int, int, int]) -> Classifier:
     try:
         model = copy.deepcopy(model).cpu()
     except Exception as error:  # whatever a user's __deepcopy__ or a non-leaf attribute may raise
-        raise ExportError(f"the model cannot be copied ({_first_line(error)})") from error
+        raise ExportError(f"the model cannot be copied ({first_line(error)})") from error
     _check_state(model)
     _check_modules(model)
     x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
@@ -149,11 +149,11 @@ def _find_head(model: nn.Module, x: Tensor) -> tuple[Tensor, str, Tensor]:
         raise
     except Exception as error:  # whatever a user's forward may raise
         shape = "x".join(map(str, x.shape[1:]))
-        raise ExportError(f"the model does not run on a {shape} input ({_first_line(error)})") from error
+        raise ExportError(f"the model does not run on a {shape} input ({first_line(error)})") from error
     finally:
         for hook in hooks:
             hook.remove()
-    _check_logits(logits, len(x))
+    check_logits(logits, len(x))
     needed = "the last layer must be an nn.Linear that gives the logits, since CCVR re-trains it"
     if not calls:
         raise ExportError(f"the model has no nn.Linear: {needed}")
@@ -165,7 +165,8 @@ def _find_head(model: nn.Module, x: Tensor) -> tuple[Tensor, str, Tensor]:
     return logits, path, features
 
 
-def _check_logits(logits: object, batch: int) -> None:
+def check_logits(logits: object, batch: int) -> None:
+    """Raise ExportError if a model's output for ``batch`` images is none of a classifier's."""
     if not isinstance(logits, Tensor):
         raise ExportError(
             f"the model returns a {type(logits).__name__}, not one tensor of logits [B, classes]"
@@ -190,7 +191,7 @@ def _noise_shapes(model: nn.Module, x: Tensor) -> tuple[tuple[int, ...], ...]:
         with torch.no_grad(), ExplicitDropout(draw):
             model(x)
     except Exception as error:  # whatever a user's forward may raise in train mode alone
-        raise ExportError(f"the model does not run in train mode ({_first_line(error)})") from error
+        raise ExportError(f"the model does not run in train mode ({first_line(error)})") from error
     finally:
         for name, buffer in model.named_buffers():
             buffer.copy_(before[name])
@@ -201,5 +202,6 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says first, for an error of one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, cast
 from edge_export.errors import ExportError
 from edge_sdk.bundle import Bundle
 from edge_sdk.cli import Command
+from edge_sdk.data import Dataset, load
 from edge_sdk.errors import EdgeError
 from edge_sdk.files import write_atomically
-from edge_sdk.manifest import Option, Pipeline
+from edge_sdk.manifest import Input, Option, Pipeline
 from edge_sdk.runtime import RUNTIMES
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--standardise", action="store_true", help="each image: mean 0, deviation 1")
     parser.add_argument(
         "--options", default="", metavar="a,b", help="of momentum, proximal, clipping: what devices may use"
+    )
+    parser.add_argument(
+        "--head-only", metavar="MODULE", help="what devices train, classifier say; the rest is frozen"
+    )
+    parser.add_argument(
+        "--int8", type=Path, metavar="DATA", help="with --head-only: eight bits, calibrated by these images"
     )
     parser.add_argument("--describe", action="store_true", help="let devices be grouped by their data")
     parser.add_argument(
@@ -96,6 +103,8 @@ def _write_bundle(options: argparse.Namespace) -> None:
     from edge_export.bundle import export_bundle
 
     describe = _describer(options)
+    if options.int8 is not None and options.head_only is None:
+        raise EdgeError("--int8 is for a frozen part of the model: give --head-only MODULE too")
 
     model = _load_model(options.model)
     if options.weights is not None:
@@ -109,6 +118,8 @@ def _write_bundle(options: argparse.Namespace) -> None:
         mean=mean,
         std=std,
         pipeline=pipeline,
+        head_only=options.head_only,
+        calibration=_calibration(options, shape, pipeline),
         options=cast(list[Option], [option for option in options.options.split(",") if option]),
         describe=describe,
         runtimes=runtimes,
@@ -128,6 +139,15 @@ def _pipeline(options: argparse.Namespace, shape: tuple[int, int, int]) -> Pipel
         except ValueError:
             raise EdgeError(f"--crop-from {options.crop_from!r} is not HxW, 32x32 say") from None
     return Pipeline((height, width), flip=options.flip, standardise=options.standardise)
+
+
+def _calibration(
+    options: argparse.Namespace, shape: tuple[int, int, int], pipeline: Pipeline | None
+) -> Dataset | None:
+    if options.int8 is None:
+        return None
+    # Mean and deviation do not matter to how image files are read.
+    return load(options.int8, input=Input(shape, (), (), pipeline))
 
 
 def _describer(options: argparse.Namespace) -> DescriberSettings | None:

@@ -96,7 +96,9 @@ def describe_members(
     if "executorch" in runtimes:
         named["executorch"] = EXECUTORCH
         network = Describing(pretrained, input_shape, settings.size)
-        members[EXECUTORCH], run = frozen_executorch(network, torch.rand(FROZEN_BATCH, *input_shape))
+        members[EXECUTORCH], run = frozen_executorch(
+            "describe", network, torch.rand(FROZEN_BATCH, *input_shape)
+        )
         _verify(run, pretrained, input_shape, settings)
     return Describe(feature_size, settings.dims, LSH, named), members
 

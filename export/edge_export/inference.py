@@ -13,11 +13,13 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.manifest import Input
 
 PREFIX = "weights/"
-PREPARED = "/prepared"
+PREPARED, FEATURES = "/prepared", "/features"
 
 
 def inference_onnx(bundle: Bundle) -> bytes:
     """The bundle's predict program with its weights and what is done to an image before it inside.
+
+    A frozen backbone is part of that.
 
     Returns:
         An ONNX model with the input ``x``, float32 [batch, C, H, W] in [0, 1], **not** normalised, where H
@@ -25,20 +27,17 @@ def inference_onnx(bundle: Bundle) -> bytes:
         classes]; and the weights as initialisers by their own names.
 
     Raises:
-        ExportError: the bundle holds no predict program that onnx can read, or a weight is called as the
-            input or the output is.
+        ExportError: the bundle holds no predict program or backbone that onnx can read, or a weight is called
+            as the input or the output is.
         BundleError: the bundle was not exported for ONNX.
     """
-    try:
-        model = onnx.load_model_from_string(bundle.program("onnx", "predict"))
-    except Exception as error:  # protobuf's error type is not the same in all its versions
-        raise ExportError(f"the predict program of {bundle.manifest.name!r} is not ONNX") from error
+    model = _read(bundle.program("onnx", "predict"), f"the predict program of {bundle.manifest.name!r}")
     graph, weights = model.graph, bundle.weights
     if clash := {"x", "logits"} & weights.keys():
         raise ExportError(
             f"the weight {min(clash)!r} is called like an input or output: rename it in the model"
         )
-    _rename(graph)
+    _rename(graph, "value", PREPARED if bundle.manifest.backbone is None else FEATURES)
 
     inputs = [value for value in graph.input if not value.name.startswith(PREFIX)]
     used = [value.name.removeprefix(PREFIX) for value in graph.input if value.name.startswith(PREFIX)]
@@ -46,9 +45,31 @@ def inference_onnx(bundle: Bundle) -> bytes:
     graph.input.extend(inputs)
     graph.initializer.extend(numpy_helper.from_array(weights[name], name) for name in used)
 
+    if bundle.manifest.backbone is not None:
+        frozen = _read(bundle.backbone("onnx"), f"the backbone of {bundle.manifest.name!r}").graph
+        _put_first(graph, frozen)
     _prepare(graph, bundle.manifest.input)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString(deterministic=True))
+
+
+def _read(program: bytes, name: str) -> onnx.ModelProto:
+    try:
+        return onnx.load_model_from_string(program)
+    except Exception as error:  # protobuf's error type is not the same in all its versions
+        raise ExportError(f"{name} is not ONNX") from error
+
+
+def _put_first(graph: onnx.GraphProto, frozen: onnx.GraphProto) -> None:
+    """Let what enters ``graph`` be what ``frozen`` gives, and images enter that."""
+    _rename(frozen, "backbone", PREPARED)
+    nodes = [*frozen.node, *graph.node]
+    nodes.insert(len(frozen.node), onnx.helper.make_node("Identity", [frozen.output[0].name], [FEATURES]))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(frozen.initializer)
+    del graph.input[:]
+    graph.input.extend(frozen.input)
 
 
 def _prepare(graph: onnx.GraphProto, input: Input) -> None:
@@ -85,16 +106,21 @@ def _prepare(graph: onnx.GraphProto, input: Input) -> None:
     graph.node.extend(nodes)
 
 
-def _rename(graph: onnx.GraphProto) -> None:
-    """Weights get their own names; all else inside, names with a slash, which no weight's name holds."""
+def _rename(graph: onnx.GraphProto, group: str, entering: str) -> None:
+    """Weights get their own names; all else inside, names with a slash, which no weight's name holds.
+
+    Args:
+        group: first part of those.
+        entering: the name of what enters in the place of ``x``.
+    """
     kept = {output.name for output in graph.output}
 
     def renamed(name: str) -> str:
         if not name or name in kept:
             return name
         if name == "x":
-            return PREPARED
-        return name.removeprefix(PREFIX) if name.startswith(PREFIX) else f"/value/{name}"
+            return entering
+        return name.removeprefix(PREFIX) if name.startswith(PREFIX) else f"/{group}/{name}"
 
     for node in graph.node:
         if any(attribute.HasField("g") for attribute in node.attribute):

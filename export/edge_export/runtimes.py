@@ -59,20 +59,23 @@ def for_executorch(classifier: Classifier, options: Collection[Option], seed: in
     return Programs(EXECUTORCH, EXECUTORCH, EXECUTORCH, EXECUTORCH), {EXECUTORCH: lowered}
 
 
-def frozen_executorch(network: nn.Module, images: Tensor) -> tuple[bytes, Callable[[Array], Array]]:
-    """A network whose weights stay as they are, as a program for ExecuTorch with the method ``describe``.
+def frozen_executorch(
+    method: str, network: nn.Module, images: Tensor
+) -> tuple[bytes, Callable[[Array], Array]]:
+    """A network whose weights stay as they are, as a program for ExecuTorch with one method.
 
     Args:
+        method: by which devices call it.
         network: in eval mode, from one tensor to one.
         images: an example; the batch is fixed to its own.
 
     Returns:
         The program, and what runs it.
     """
-    lowered: bytes = _executorch().lower_frozen("describe", network, images)
+    lowered: bytes = _executorch().lower_frozen(method, network, images)
     from edge_sdk.runtime.executorch import open_frozen
 
-    return lowered, open_frozen(lowered, "describe")
+    return lowered, open_frozen(lowered, method)
 
 
 def _executorch() -> ModuleType:

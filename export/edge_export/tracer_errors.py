@@ -27,6 +27,10 @@ def one_line_errors() -> Iterator[None]:
                 "the forward pass branches on the values of a tensor, which a fixed program cannot: "
                 "use torch.where or a mask"
             ) from error
+        if "Constraints violated" in text:
+            raise ExportError(
+                "the forward pass branches on the size of the batch, or fixes it: the programs take any size"
+            ) from error
         if match := re.search(r"(?:aten|prims|torchvision)[.:]+\w+", _innermost_first(chain)):
             raise OperatorError(match[0].replace("::", ".")) from error
         raise ExportError(f"the model cannot be traced ({(text.strip().splitlines())[0][:200]})") from error

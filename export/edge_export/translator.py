@@ -70,7 +70,8 @@ class Translator:
             )
         constants = fx.node.map_arg((node.args, node.kwargs), self._constant)
         leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(constants) if leaf is _Unknown]
-        if not leaves and not _is_symbolic(node.meta["val"]):
+        # A constant of eight bits is to stay one: it is dequantised on the device.
+        if not leaves and not _is_symbolic(node.meta["val"]) and target.namespace != "quantized_decomposed":
             args, kwargs = constants
             return target(*args, **kwargs)
         if target not in self._table:

@@ -91,13 +91,14 @@ def lower(methods: Mapping[str, ExportedProgram]) -> bytes:
 def lower_frozen(method: str, network: nn.Module, x: Tensor) -> bytes:
     """Write a network whose weights stay as they are as a method of a ``.pte``, for batches like ``x``.
 
-    Here XNNPACK gets all that it takes, convolutions too: their weights are constants.
+    Here XNNPACK gets all that it takes, convolutions too: their weights are constants. Where the network has
+    eight bits it computes with them. The network is in eval mode.
 
     Raises:
         ExportError: an operator has no kernel in ExecuTorch's libraries for devices.
     """
     with quiet(), one_line_errors(), torch.no_grad():
-        exported = export(network.eval(), (x,), strict=False)
+        exported = export(network, (x,), strict=False)
         return _written(
             to_edge_transform_and_lower({method: exported}, partitioner={method: [XnnpackPartitioner()]})
         )

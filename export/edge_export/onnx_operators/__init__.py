@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from edge_export.onnx_operators import elementwise, pooling, products, reductions, shapes
+from edge_export.onnx_operators import elementwise, pooling, products, quantised, reductions, shapes
 
 TRANSLATIONS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     **elementwise.TABLE,
@@ -19,4 +19,5 @@ TRANSLATIONS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     **shapes.TABLE,
     **products.TABLE,
     **pooling.TABLE,
+    **quantised.TABLE,  # what products says too, of eight bits as well
 }

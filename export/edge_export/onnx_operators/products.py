@@ -177,8 +177,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.mm.default: product,
     aten.bmm.default: product,
     aten.matmul.default: product,
-    aten.addmm.default: affine,
-    aten.convolution.default: convolution,
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten.native_batch_norm.default: batch_norm_functional,
     aten.native_layer_norm.default: layer_norm,

@@ -30,9 +30,12 @@ PATHS = {"onnx": "onnx/backbone.onnx", "executorch": "executorch/backbone.pte"}
 MULTIPLE, FLOOR = 8.0, 1e-5
 """A float program may be MULTIPLE times as far from float64 as PyTorch's own, plus FLOOR of the magnitude."""
 
-ROUNDED, COARSE = 0.05, 0.5
-"""How far int8 features may lie from those of the quantised network in PyTorch, where a sum may round to the
-next integer, and from those in float32: the norm of the difference as a share of the features' own."""
+COARSE = 0.5
+"""How far int8 features may lie from those in float32: the norm of the difference as a share of their own."""
+
+ROUNDED, TIES = 0.5, 0.02
+"""How far a runtime's may lie from the quantised network's in PyTorch: ROUNDED of the distance of those from
+float32, plus TIES. A sum may round to the next integer, which grows to 0.3 through MobileNetV2's layers."""
 
 
 def backbone_members(
@@ -103,9 +106,10 @@ class _Expected:
             self._exact = _features(copy.deepcopy(network).double(), images.double())
         else:
             self._exact = _features(rounded, images)
-            if not (distance := _distance(self._exact, self._single)) <= COARSE:
+            self._lost = _distance(self._exact, self._single)
+            if not self._lost <= COARSE:
                 raise ExportError(
-                    f"the int8 features lie {distance:.0%} of their norm from those in float32: calibrate "
+                    f"the int8 features lie {self._lost:.0%} of their norm from those in float32: calibrate "
                     "with images like the devices', or export without int8"
                 )
         self._rounded = rounded is not None
@@ -114,7 +118,7 @@ class _Expected:
         """Raise ExportError if a program does not give them."""
         found = run(self._images)
         if self._rounded:
-            good = _distance(found, self._exact) <= ROUNDED
+            good = _distance(found, self._exact) <= ROUNDED * self._lost + TIES
         else:
             allowed = MULTIPLE * np.abs(self._single - self._exact).max() + FLOOR * np.abs(self._exact).max()
             good = np.abs(found - self._exact).max() <= allowed
@@ -129,7 +133,8 @@ def _features(network: nn.Module, images: Tensor) -> Array:
     """Of the first image by itself: what looks across the batch shows."""
     try:
         with torch.no_grad():
-            return torch.cat([network(images[:1]), network(images[1:])]).double().numpy()
+            parts = [part for part in (images[:1], images[1:]) if len(part)]
+            return torch.cat([network(part) for part in parts]).double().numpy()
     except RuntimeError as error:
         raise ExportError(
             f"the frozen part cannot be verified in {images.dtype} ({first_line(error)}): follow x.dtype in "

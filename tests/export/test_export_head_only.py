@@ -53,6 +53,9 @@ def model() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         net = Residual().train()
+        for norm in (module for module in net.modules() if isinstance(module, nn.BatchNorm2d)):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias, std=0.3)
         with torch.no_grad():
             for seed in range(20):
                 net(images_of(quadrants(32, seed=seed)))

@@ -110,7 +110,7 @@ def export_bundle(
         examples = None if calibration is None else _calibrating(calibration, images, seed)
         backbone, frozen = backbone_members(parts, shape, runtimes, calibration=examples, seed=seed)
     elif calibration is not None:
-        raise ExportError("calibration is for a frozen part, which trains not: give head_only too")
+        raise ExportError("calibration is for a frozen part: give head_only too")
     made: dict[str, Exported] = {}
     if "onnx" in runtimes:
         made["onnx"] = for_onnx(classifier, options, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import numpy as np
@@ -10,7 +11,16 @@ import numpy as np
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, ProtocolError, TensorError
 from edge_sdk.features import Hashing
-from edge_sdk.manifest import Describe, Input, Manifest, Parameter, Programs, parse_manifest
+from edge_sdk.manifest import (
+    MAX_ELEMENTS,
+    Backbone,
+    Describe,
+    Input,
+    Manifest,
+    Parameter,
+    Programs,
+    parse_manifest,
+)
 from edge_sdk.protocol import Incoming, Topics, chunk_count, decode_chunk
 from edge_sdk.protocol.messages import (
     Finished,
@@ -108,7 +118,7 @@ def _chunk(data: bytes) -> None:
 
 
 def honest_bundle() -> Bundle:
-    """A bundle whose programs are no programs, with a hash and a counter."""
+    """A bundle whose programs are no programs, with a backbone, a hash and a counter."""
     programs = Programs(train="onnx/t", evaluate="onnx/e", predict="onnx/p", embed="onnx/m")
     manifest = Manifest(
         name="tiny",
@@ -123,12 +133,13 @@ def honest_bundle() -> Bundle:
         head=("head.weight", "head.bias"),
         feature_size=4,
         runtimes={"onnx": programs},
+        backbone=Backbone((4, 2), {"onnx": "onnx/b"}),
         describe=Describe(4, 2, "describe/lsh.safetensors", {"onnx": "describe/d"}),
     )
     draw = np.random.default_rng(0)
     weights = {spec.name: np.ones(spec.shape, spec.dtype) for spec in manifest.specs}
     hashing = {"a": draw.standard_normal((2, 4)), "b": draw.random(2), "r": np.array(3.0)}
-    members = {f"onnx/{letter}": letter.encode() * 5 for letter in "tepm"}
+    members = {f"onnx/{letter}": letter.encode() * 5 for letter in "tepmb"}
     members |= {"describe/lsh.safetensors": encode_tensors(hashing), "describe/d": b"d"}
     return Bundle.build(manifest, weights, members)
 
@@ -144,6 +155,8 @@ def _bundle(data: bytes) -> None:
         bundle.member(name)
     for runtime in bundle.manifest.runtimes:
         bundle.program(runtime, "train")
+        if bundle.manifest.backbone is not None:
+            bundle.backbone(runtime)
     if bundle.manifest.describe is not None:
         Hashing.of(bundle)
     bundle.with_weights(bundle.weights)
@@ -153,6 +166,7 @@ def _manifest(data: bytes) -> None:
     manifest = parse_manifest(data)
     assert manifest.nbytes >= 0
     assert manifest.input.image_shape[0] >= 1
+    assert 1 <= math.prod(manifest.entering) <= MAX_ELEMENTS
     assert len(manifest.rules) == len(manifest.specs)
 
 

@@ -12,11 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
-
-LARGE_MAP = 128
-"""Pixels from which ONNX Runtime scales or shifts faster alone than in one BatchNormalization."""
-
 
 class WeightedNormalisation(torch.autograd.Function):
     """``apply(x, sample_weight, scale, shift, eps)``: output, mean, biased variance, and what is kept.
@@ -56,9 +51,8 @@ class WeightedNormalisation(torch.autograd.Function):
         factor = scale * inverse
         slope, offset = -factor * inverse * by_scale / count, -factor * by_shift / count
         # Each sample passes on, by its weight, what it did to mean and variance.
-        correction = scale_and_shift_planes(
-            centred, sample_weight.unsqueeze(1) * slope, sample_weight.unsqueeze(1) * offset
-        )
+        weight = sample_weight.unsqueeze(1)
+        correction = scale_and_shift(centred, weight * slope, weight * offset)
         return scale_channels(grad, factor) + correction, None, by_scale, by_shift, None
 
 
@@ -70,42 +64,33 @@ def weighted_sum(x: Tensor, sample_weight: Tensor) -> Tensor:
 
 def shift_channels(x: Tensor, shift: Tensor) -> Tensor:
     """``x + shift`` by channel."""
-    if _is_large(x):
-        return x + _column(shift, x)
-    return _affine(x, torch.ones_like(shift), shift)
+    return _as_operator(x, None, shift)
 
 
 def scale_channels(x: Tensor, scale: Tensor) -> Tensor:
     """``x * scale`` by channel."""
-    if _is_large(x):
-        return x * _column(scale, x)
-    return _affine(x, scale, torch.zeros_like(scale))
+    return _as_operator(x, scale, None)
 
 
 def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """``x * scale + shift`` by channel."""
-    return _affine(x, scale, shift)
+    """``x * scale + shift``: [C] by channel, [B, C] by plane."""
+    return _as_operator(x, scale, shift)
 
 
-def scale_and_shift_planes(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """``x * scale + shift``, both [B, C]: the planes of all samples as channels of one."""
-    if x.dim() < 3:
-        return x * scale + shift
-    flat = x.reshape(1, -1, *x.shape[2:])
-    return _affine(flat, scale.reshape(-1), shift.reshape(-1)).reshape(x.shape)
+def affine(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """``x * scale + shift`` by channel, [C], or plane, [B, C], whichever are given."""
+    for factor, combine in ((scale, torch.mul), (shift, torch.add)):
+        if factor is not None:
+            x = combine(x, factor.reshape(*factor.shape, *[1] * (x.dim() - 2)))
+    return x
 
 
-def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    if x.dim() < 3:
-        return x * scale + shift
-    zeros, ones = torch.zeros_like(shift), torch.ones_like(shift)
-    result: Tensor = aten._native_batch_norm_legit_no_training(x, scale, shift, zeros, ones, 0.0, 0.0)[0]
+# An operator of its own, so that each table of decompositions can say it in its own way.
+_LIBRARY = torch.library.Library("edge_export", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("affine(Tensor x, Tensor? scale, Tensor? shift) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("affine", affine, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+
+
+def _as_operator(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    result: Tensor = torch.ops.edge_export.affine(x, scale, shift)
     return result
-
-
-def _is_large(x: Tensor) -> bool:
-    return x.dim() < 3 or int(x[0, 0].numel()) >= LARGE_MAP
-
-
-def _column(values: Tensor, x: Tensor) -> Tensor:
-    return values.view(-1, *[1] * (x.dim() - 2))

@@ -7,9 +7,9 @@ from test_export_operators import NETS
 from torch import nn
 from torch_oracle import Depthwise, assert_steps_like_torch, feed_of, random_batch
 
-from edge_export import models, tracing
+from edge_export import models
 from edge_export.classifier import examine
-from edge_export.executorch.table import TABLE
+from edge_export.executorch import lowering
 from edge_export.programs import all_programs
 
 MORE = {
@@ -42,15 +42,16 @@ ALL = {**NETS, **MORE}
 
 
 def traced(model, shape, samples):
-    """The train program's graph, as a function of arrays by name."""
+    """The train program as it is lowered, as a function of arrays by name, and its graph."""
     program = all_programs(examine(model, shape), batch=samples)["train"]
-    graph, names = tracing.trace(program, TABLE, any_batch=False)
+    exported = lowering.trace(program)
+    module, names = exported.module(), list(program.run(program.arguments))
 
     def step(feed):
-        results = graph(*(torch.tensor(feed[name]) for name in program.arguments))
+        results = module(*(torch.tensor(feed[name]) for name in program.arguments))
         return dict(zip(names, (result.numpy() for result in results), strict=True))
 
-    return step, graph
+    return step, exported.graph
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -63,7 +64,7 @@ def test_a_step_is_a_step_of_torch_sgd(name):
         step, graph = traced(model, shape, samples)
         batch = random_batch(shape, 4, samples)
         assert_steps_like_torch(step(feed_of(model, batch)), model, batch)
-        called = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+        called = {str(node.target) for node in graph.nodes if node.op == "call_function"}
         assert not {op for op in called if "convolution" in op or "max_pool" in op or "addmm" in op}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
-from edge_export.decompositions import activations, convolution, embedding, pooling
+from edge_export.decompositions import activations, convolution, embedding, normalisation, pooling
 
 aten = torch.ops.aten
 
@@ -39,6 +39,7 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,
     aten.empty_permuted.default: _zeros,
+    torch.ops.edge_export.affine.default: normalisation.affine,
 }
 
 # The indices that these exchange are ONNX's, which count over the whole tensor: see onnx_operators.py.

@@ -18,4 +18,4 @@ def threshold_backward(grad_output: Tensor, x: Tensor, threshold: float) -> Tens
 
 def hardtanh_backward(grad_output: Tensor, x: Tensor, low: float, high: float) -> Tensor:
     """Gradient of ReLU6 and Hardtanh: what comes where ``x`` lies between the bounds."""
-    return grad_output * (above_zero(x if low == 0 else x - low) * above_zero(high - x))
+    return grad_output * above_zero(torch.minimum(x if low == 0 else x - low, high - x))

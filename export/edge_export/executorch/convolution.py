@@ -1,4 +1,4 @@
-"""A 2-D convolution and its gradients as products of matrices and sums of taps.
+"""A 2-D convolution and its gradients as products of matrices.
 
 ExecuTorch's own kernels are loops without blocking, and XNNPACK takes no weights that change; it multiplies
 matrices well. Shapes throughout: ``x`` [B, C, H, W], ``weight`` [Co, C / groups, kh, kw], all known.
@@ -7,13 +7,23 @@ matrices well. Shapes throughout: ``x`` [B, C, H, W], ``weight`` [Co, C / groups
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
 
 from edge_export.errors import ExportError
-from edge_export.executorch.taps import Window, batch_first, batch_last, permute, put_back, taps, windows
+from edge_export.executorch import depthwise
+from edge_export.executorch.taps import (
+    Window,
+    batch_first,
+    batch_last,
+    gathered,
+    gathered_maps,
+    multiply,
+    permute,
+    put_back,
+    windows,
+)
 
 aten = torch.ops.aten
 
@@ -80,116 +90,73 @@ def backward(
 
 def _gather(x: Tensor, weight: Tensor, rows: Window, columns: Window, groups: int) -> Tensor:
     """[Co, Ho, Wo, B]: every output takes from its window."""
-    channels, height, width, batch = x.shape
-    seen = taps(x, rows, columns)
-    out = (rows.out(height), columns.out(width), batch)
     if _is_depthwise(weight, groups):
-        return _by_channel(seen, weight, channels)
-    kernel = permute(weight, (0, 2, 3, 1)).reshape(weight.shape[0], -1)
-    parts = [
-        multiply(chosen, _columns(seen, group, groups)) for group, chosen in enumerate(_split(kernel, groups))
-    ]
-    return _joined(parts).reshape(weight.shape[0], *out)
+        return depthwise.gather(x, weight, rows, columns)
+    _, height, width, batch = x.shape
+    out, size = weight.shape[0], (rows.out(height), columns.out(width), batch)
+    kernel = weight.reshape(groups, out // groups, -1, columns.extent)
+    if not _by_rows(weight, columns):
+        seen = _seen(x, rows, columns).reshape(groups, -1, size[0] * size[1] * batch)
+        return multiply(kernel.reshape(groups, out // groups, -1), seen).reshape(out, *size)
+    # The rows of a window by one product for each of its columns, which are summed afterwards.
+    seen = gathered(x, 1, rows.seen(height)).reshape(groups, -1, size[0] * width * batch)
+    wide = permute(kernel, (0, 3, 1, 2)).reshape(groups, -1, kernel.shape[2])
+    parts = multiply(wide, seen).reshape(groups, columns.extent, out // groups, size[0], width, batch)
+    taps = [parts.select(1, tap).reshape(out, size[0], width, batch) for tap in range(columns.extent)]
+    return put_back(taps[::-1], Window(1), columns.flipped(), size[:2])
 
 
 def _spread(
     grad: Tensor, weight: Tensor, rows: Window, columns: Window, groups: int, size: tuple[int, int]
 ) -> Tensor:
     """[C, H, W, B]: every pixel takes from the windows that it is in; the transpose of :func:`_gather`."""
-    count = rows.extent * columns.extent
-    _, *out = grad.shape
     if _is_depthwise(weight, groups):
-        parts = _by_channel_transposed(grad, weight, groups)
-    else:
-        kernel = permute(weight, (2, 3, 1, 0)).reshape(-1, weight.shape[0])
-        wide = grad.reshape(weight.shape[0], -1)
-        of_groups = [
-            multiply(chosen, of_group)
-            for chosen, of_group in zip(_split(kernel, groups, 1), _split(wide, groups), strict=True)
-        ]
-        each = weight.shape[1]
-        parts = [
-            _joined([of.narrow(0, tap * each, each) for of in of_groups]).reshape(groups * each, *out)
-            for tap in range(count)
-        ]
+        return depthwise.spread(grad, weight, rows, columns, groups, size)
+    if rows.stride == columns.stride == 1:
+        return _gather(grad, _flipped(weight, groups), rows.flipped(), columns.flipped(), groups)
+    out, each, *_ = weight.shape
+    count = rows.extent * columns.extent
+    kernel = permute(weight.reshape(groups, out // groups, each, count), (0, 3, 2, 1))
+    products = multiply(
+        kernel.reshape(groups, count * each, -1), grad.reshape(groups, out // groups, -1)
+    ).reshape(groups, count, each, *grad.shape[1:])
+    parts = [products.select(1, tap).reshape(groups * each, *grad.shape[1:]) for tap in range(count)]
     return put_back(parts, rows, columns, size)
 
 
 def _weight_gradient(
     x: Tensor, grad: Tensor, weight: Tensor, rows: Window, columns: Window, groups: int
 ) -> Tensor:
-    seen = taps(x, rows, columns)
     if _is_depthwise(weight, groups):
-        return _by_channel_weight(seen, grad, weight)
-    kh, kw = rows.extent, columns.extent
-    of_groups = [
-        # The small one of the two is turned: [pixels, Co].
-        multiply(_columns(seen, group, groups), permute(part, (1, 0)))
-        for group, part in enumerate(_split(grad.reshape(grad.shape[0], -1), groups))
-    ]
-    each = weight.shape[0] // groups
-    return _joined([permute(of.reshape(kh, kw, weight.shape[1], each), (3, 2, 0, 1)) for of in of_groups])
+        return depthwise.weight_gradient(x, grad, weight, rows, columns)
+    pixels = grad[0].numel()
+    seen, grad = _seen(x, rows, columns).reshape(groups, -1, pixels), grad.reshape(groups, -1, pixels)
+    # The smaller of the two is turned.
+    if grad.shape[1] > seen.shape[1]:
+        return multiply(grad, permute(seen, (0, 2, 1))).reshape(weight.shape)
+    return permute(multiply(seen, permute(grad, (0, 2, 1))), (0, 2, 1)).reshape(weight.shape)
 
 
-def _columns(seen: list[Tensor], group: int, groups: int) -> Tensor:
-    """The taps below one another: [kh · kw · C / groups, pixels]."""
-    each = seen[0].shape[0] // groups
-    return _joined([tap.narrow(0, group * each, each) if groups > 1 else tap for tap in seen]).reshape(
-        len(seen) * each, -1
-    )
+def _seen(x: Tensor, rows: Window, columns: Window) -> Tensor:
+    """Every window as a column: [C, kh · kw, Ho · Wo, B]."""
+    if rows == columns == Window(1):
+        return x
+    return gathered_maps(x, rows.seen(x.shape[1]), columns.seen(x.shape[2]))
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` as the product of a batch of one, which is what XNNPACK has."""
-    product: Tensor = aten.bmm.default(a.reshape(1, *a.shape), b.reshape(1, *b.shape))
-    return product.reshape(a.shape[0], b.shape[1])
+def _by_rows(weight: Tensor, columns: Window) -> bool:
+    """Whether kw products of rows move less memory than one product of whole windows."""
+    out, each, height, width = weight.shape
+    return columns.stride == 1 and width > 1 and each * height * (width - 1) * 5 > out * width * 8
 
 
-def _by_channel(seen: list[Tensor], weight: Tensor, channels: int) -> Tensor:
-    """Depthwise: each tap times its weight by channel; with a multiplier, for each of its outputs."""
-    times = weight.shape[0] // channels
-    kernel = weight.reshape(channels, times, -1)
-    parts = []
-    for tap, part in enumerate(seen):
-        factor = kernel[:, :, tap]
-        if times == 1:
-            parts.append(part * factor.reshape(channels, 1, 1, 1))
-        else:
-            wide = part.reshape(channels, 1, -1) * factor.reshape(channels, times, 1)
-            parts.append(wide.reshape(weight.shape[0], *part.shape[1:]))
-    return reduce(torch.add, parts)
-
-
-def _by_channel_transposed(grad: Tensor, weight: Tensor, channels: int) -> list[Tensor]:
-    times = weight.shape[0] // channels
-    kernel = weight.reshape(channels, times, -1)
-    parts = []
-    for tap in range(kernel.shape[2]):
-        factor = kernel[:, :, tap]
-        if times == 1:
-            parts.append(grad * factor.reshape(channels, 1, 1, 1))
-        else:
-            wide = grad.reshape(channels, times, -1) * factor.reshape(channels, times, 1)
-            parts.append(wide.sum(1).reshape(channels, *grad.shape[1:]))
-    return parts
-
-
-def _by_channel_weight(seen: list[Tensor], grad: Tensor, weight: Tensor) -> Tensor:
-    channels = seen[0].shape[0]
-    wide = grad.reshape(channels, weight.shape[0] // channels, -1)
-    products = [(wide * part.reshape(channels, 1, -1)).sum(2) for part in seen]
-    return torch.stack(products, 2).reshape(weight.shape)
-
-
-def _split(x: Tensor, groups: int, axis: int = 0) -> list[Tensor]:
-    if groups == 1:
-        return [x]
-    each = x.shape[axis] // groups
-    return [x.narrow(axis, group * each, each) for group in range(groups)]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 0)
+def _flipped(weight: Tensor, groups: int) -> Tensor:
+    """[C, Co / groups, kh, kw]: turned by half a turn, with input and output in each other's places."""
+    out, each, *kernel = weight.shape
+    taps = weight.reshape(groups, out // groups, each, -1)
+    if taps.shape[3] > 1:
+        taps = gathered(taps, 3, [list(range(taps.shape[3]))[::-1]])
+    return permute(taps, (0, 2, 1, 3)).reshape(groups * each, out // groups, *kernel)
 
 
 def _is_depthwise(weight: Tensor, groups: int) -> bool:

@@ -12,46 +12,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack.partition.config import generic_node_configs as configs
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.passes import MemoryPlanningPass
 from torch import Tensor, fx, nn
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.export import ExportedProgram, export
 
 from edge_export import tracing
+from edge_export.executorch.delegation import DELEGATED
 from edge_export.executorch.kernels import check_kernels
-from edge_export.executorch.table import TABLE
+from edge_export.executorch.layouts import without_permutations
+from edge_export.executorch.table import LOWERED, TABLE
 from edge_export.programs import Program
 from edge_export.tracer_errors import one_line_errors, quiet
 from edge_export.training_step import Tensors
 from edge_export.verify import Step
 from edge_sdk.runtime.executorch import OpenProgram
 from edge_sdk.tensors import Array
-
-DELEGATED: list[Any] = [
-    configs.AddConfig,
-    configs.BMMConfig,
-    configs.CeilConfig,
-    configs.ClampConfig,
-    configs.DivConfig,
-    configs.ExpConfig,
-    configs.HardtanhConfig,
-    configs.LogConfig,
-    configs.MaximumConfig,
-    configs.MinimumConfig,
-    configs.MulConfig,
-    configs.NegConfig,
-    configs.PermuteConfig,
-    configs.ReLUConfig,
-    configs.ReciprocalSquareRootConfig,
-    configs.SigmoidConfig,
-    configs.SquareRootConfig,
-    configs.SubConfig,
-    configs.TanhConfig,
-]
-"""What XNNPACK computes. With convolutions and linear layers, which it wants constant, it would take a bias
-out of the parameters without a word."""
 
 
 def trace(program: Program) -> ExportedProgram:
@@ -62,12 +40,14 @@ def trace(program: Program) -> ExportedProgram:
     """
     with quiet(), one_line_errors():
         graph, _ = tracing.trace(program, TABLE, any_batch=False)
-        _drop_aliases(graph.graph)
+        graph = without_permutations(graph, tuple(program.arguments.values()))
+        _merge_constants(graph)
         traced = fx.GraphModule(graph, fx_graph_cse(graph.graph))
         with torch.no_grad():
             exported = export(_Traced(traced), tuple(program.arguments.values()), strict=False)
         # Once more: the export brings back some of what was taken apart.
-        decomposed: ExportedProgram = exported.run_decompositions(TABLE)
+        decomposed: ExportedProgram = exported.run_decompositions(LOWERED)
+        _view_at_once(decomposed.graph)
         return decomposed
 
 
@@ -105,7 +85,9 @@ def lower_frozen(method: str, network: nn.Module, x: Tensor) -> bytes:
 
 
 def _written(edge: Any) -> bytes:
-    program = edge.to_executorch()
+    # A step takes its arguments where they lie: copied into the program's memory, they would be there twice.
+    planning = MemoryPlanningPass(alloc_graph_input=False)
+    program = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
     check_kernels(program.executorch_program)
     return bytes(program.buffer)
 
@@ -122,12 +104,32 @@ def executorch_step(lowered: bytes, train: Program) -> Step:
     return step
 
 
-def _drop_aliases(graph: fx.Graph) -> None:
-    """Take out what only tells autograd something: in a table of decompositions it would tell it lies."""
-    for node in list(graph.nodes):
-        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+def _merge_constants(graph: fx.GraphModule) -> None:
+    """Equal constants become one, so that what is made with them twice is made once."""
+    known: list[tuple[fx.Node, Tensor]] = []
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        constant = getattr(graph, node.target)
+        same = next((other for other, seen in known if _equal(seen, constant)), None)
+        if same is None:
+            known.append((node, constant))
+        else:
+            node.replace_all_uses_with(same)
+            graph.graph.erase_node(node)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _view_at_once(graph: fx.Graph) -> None:
+    """Of one view after another leave the last: lowering takes as long as the square of the nodes."""
+    view = torch.ops.aten.view.default
+    for node in graph.nodes:
+        while node.target is view and node.args[0].target is view:
+            node.replace_input_with(node.args[0], node.args[0].args[0])
+    graph.eliminate_dead_code()
 
 
 class _Traced(nn.Module):

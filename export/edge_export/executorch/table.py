@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,17 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
+from edge_export.batch_norm import affine
 from edge_export.decompositions import OURS
 from edge_export.executorch import activations, convolution, pooling
-from edge_export.executorch.convolution import multiply
+from edge_export.executorch.taps import multiply
 
 aten = torch.ops.aten
 
 
 def _biased_product(bias: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
     """``aten.addmm`` in two: fused, it is a slow loop."""
-    product = multiply(a, b)
+    product: Tensor = aten.mm.default(a, b)
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
@@ -40,9 +41,8 @@ def _normalised(
     shift = -mean * factor
     if bias is not None:
         shift = shift + bias
-    column = (-1, *[1] * (x.dim() - 2))
     empty = torch.zeros(0)
-    return x * factor.view(column) + shift.view(column), empty, empty
+    return affine(x, factor, shift), empty, empty
 
 
 TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {
@@ -55,6 +55,27 @@ TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,
     aten._native_batch_norm_legit_no_training.default: _normalised,
+    torch.ops.edge_export.affine.default: affine,
     aten.addmm.default: _biased_product,
-    aten.mm.default: multiply,
 }
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``aten.mm`` for a batch of one."""
+    return multiply(a.reshape(1, *a.shape), b.reshape(1, *b.shape)).reshape(a.shape[0], b.shape[1])
+
+
+def _sum(
+    x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Over several axes up to the last: first over those before it, row by row, as memory lies."""
+    last = x.dim() - 1
+    gone = sorted(dim % x.dim() for dim in dims or range(x.dim()))
+    if keepdim or dtype or len(gone) < 2 or gone[0] == 0 or gone != list(range(gone[0], x.dim())):
+        return NotImplemented  # type: ignore[no-any-return]
+    rows = x.reshape(*x.shape[: gone[0]], -1, x.shape[last])
+    return rows.sum(gone[0]).sum(gone[0])
+
+
+LOWERED = {**TABLE, aten.mm.default: _product, aten.sum.dim_IntList: _sum}
+"""Once permutations have cancelled out."""

@@ -51,7 +51,9 @@ class Window(NamedTuple):
         """For each tap the pixel that each output meets, ``size`` where that lies outside."""
         return [
             [
-                pixel if 0 <= (pixel := out * self.stride + tap * self.dilation - self.padding) < size else size
+                pixel
+                if 0 <= (pixel := out * self.stride + tap * self.dilation - self.padding) < size
+                else size
                 for out in range(self.out(size))
             ]
             for tap in range(self.extent)
@@ -102,6 +104,12 @@ def permute(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return result
 
 
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` for each of a batch, which is the product that XNNPACK has."""
+    product: Tensor = aten.bmm.default(a, b)
+    return product
+
+
 def taps(x: Tensor, rows: Window, columns: Window, filler: float = 0.0) -> list[Tensor]:
     """For each tap, from the first row on, the [C, Ho, Wo, B] that it sees of [C, H, W, B].
 
@@ -128,12 +136,33 @@ def _seen(x: Tensor, axis: int, tap: int, window: Window, out: int) -> Tensor:
     return result
 
 
-def gathered(x: Tensor, axis: int, index: Tensor) -> Tensor:
-    """``x`` at ``index`` [taps, out] along ``axis``, which becomes [taps · out]; zeros for its extent."""
+def gathered(x: Tensor, axis: int, index: list[list[int]]) -> Tensor:
+    """``x`` at ``index`` [taps][out] along ``axis``, which becomes [taps · out]; zeros lie beyond its end."""
+    flat = [pixel for tap in index for pixel in tap]
+    if x.shape[axis] in flat:
+        x = _with_zeros(x, axis)
+    result: Tensor = aten.index_select.default(x, axis, torch.tensor(flat))
+    return result
+
+
+def gathered_maps(x: Tensor, rows: list[list[int]], columns: list[list[int]]) -> Tensor:
+    """[C, taps, out, B] of [C, H, W, B]: the same along two axes at once, as one copy."""
+    channels, height, width, batch = x.shape
+    if any(height in tap for tap in rows):
+        x = _with_zeros(x, 1)
+    if any(width in tap for tap in columns):
+        x = _with_zeros(x, 2)
+    wide = int(x.shape[2])
+    first = torch.tensor([[[[row * wide] for row in tap]] for tap in rows])
+    second = torch.tensor([[[tap] for tap in columns]])
+    index = first + second
+    seen: Tensor = aten.index_select.default(x.reshape(channels, -1, batch), 1, index.reshape(-1))
+    return seen.reshape(channels, len(rows) * len(columns), -1, batch)
+
+
+def _with_zeros(x: Tensor, axis: int) -> Tensor:
     around = [0, 0] * (x.dim() - axis - 1) + [0, 1]
-    if (index == x.shape[axis]).any():
-        x = aten.constant_pad_nd.default(x, around, 0.0)
-    result: Tensor = aten.index_select.default(x, axis, index.reshape(-1))
+    result: Tensor = aten.constant_pad_nd.default(x, around, 0.0)
     return result
 
 

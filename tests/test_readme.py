@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,8 @@ def test_its_figures_of_skewed_data_are_those_of_the_benchmark():
         "iid": "identical",
         "alpha100": "Dirichlet 100",
     }
-    for split, label in labels.items():
-        row = [f"{figures[f'accuracy.fashion.{split}.{name}']:.1f}" for name in strategies]
+    for data, (split, label) in product(("fashion", "cifar10"), labels.items()):
+        row = [f"{figures[f'accuracy.{data}.{split}.{name}']:.1f}" for name in strategies]
         assert f"| {label} | {' | '.join(row)} |" in README
     assert f"adds up to {figures['ccvr_gain.best']:.1f} points" in README
     assert (

@@ -14,6 +14,7 @@ from edge_export.backbone import backbone_members
 from edge_export.classifier import Classifier, examine, rule_of
 from edge_export.describe import DescriberSettings, describe_members
 from edge_export.errors import ExportError
+from edge_export.progress import progress
 from edge_export.runtimes import Exported, for_executorch, for_onnx
 from edge_export.split import split
 from edge_sdk.bundle import Bundle
@@ -102,11 +103,14 @@ def export_bundle(
 
     if not runtimes or not set(runtimes) <= set(RUNTIMES):
         raise ExportError(f"runtimes {', '.join(runtimes) or '(none)'}: take of {', '.join(RUNTIMES)}")
+    if describe is not None:
+        progress.info("what describes data")
     described, describer = (
         (None, {}) if describe is None else describe_members(describe, images.image_shape, runtimes)
     )
     backbone, frozen = None, dict[str, bytes]()
     if parts is not None:
+        progress.info("the frozen part, in %s", "float32" if calibration is None else "int8")
         examples = None if calibration is None else _calibrating(calibration, images, seed)
         backbone, frozen = backbone_members(parts, shape, runtimes, calibration=examples, seed=seed)
     elif calibration is not None:

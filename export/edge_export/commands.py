@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from edge_export.errors import ExportError
+from edge_export.progress import shown
 from edge_sdk.bundle import Bundle
 from edge_sdk.cli import Command
 from edge_sdk.data import Dataset, load
@@ -109,22 +110,23 @@ def _write_bundle(options: argparse.Namespace) -> None:
     model = _load_model(options.model)
     if options.weights is not None:
         _load_weights(model, options.weights)
-    print(f"exporting {options.model} (a minute or two for a large model)", file=sys.stderr)
-    bundle = export_bundle(
-        model,
-        shape,
-        classes=options.classes,
-        name=options.name,
-        mean=mean,
-        std=std,
-        pipeline=pipeline,
-        head_only=options.head_only,
-        calibration=_calibration(options, shape, pipeline),
-        options=cast(list[Option], [option for option in options.options.split(",") if option]),
-        describe=describe,
-        runtimes=runtimes,
-        batch=options.batch,
-    )
+    print(f"exporting {options.model}", file=sys.stderr)
+    with shown():
+        bundle = export_bundle(
+            model,
+            shape,
+            classes=options.classes,
+            name=options.name,
+            mean=mean,
+            std=std,
+            pipeline=pipeline,
+            head_only=options.head_only,
+            calibration=_calibration(options, shape, pipeline),
+            options=cast(list[Option], [option for option in options.options.split(",") if option]),
+            describe=describe,
+            runtimes=runtimes,
+            batch=options.batch,
+        )
     bundle.write(options.output)
     print(f"{options.output}: {bundle.manifest.name}, {len(bundle.data)} bytes, sha256 {bundle.sha256}")
 

@@ -12,6 +12,7 @@ from edge_export.classifier import Classifier
 from edge_export.errors import ExportError
 from edge_export.onnx import lower, onnx_step
 from edge_export.programs import all_programs
+from edge_export.progress import progress
 from edge_export.provenance import module_of, running_modules
 from edge_export.translator import OperatorError
 from edge_export.verify import verify_train
@@ -34,8 +35,11 @@ EXECUTORCH = "executorch/programs.pte"
 
 def for_onnx(classifier: Classifier, options: Collection[Option], seed: int) -> Exported:
     """Programs for ONNX Runtime, for batches of any size; ExportError if they are not as PyTorch."""
-    made = all_programs(classifier, options)
-    members = {getattr(ONNX, name): _naming(classifier, lower, program) for name, program in made.items()}
+    members = {}
+    for name, program in all_programs(classifier, options).items():
+        progress.info("ONNX: %s", name)
+        members[getattr(ONNX, name)] = _naming(classifier, lower, program)
+    progress.info("ONNX: a step is held against PyTorch")
     verify_train(classifier, onnx_step(members[ONNX.train]), seed, options)
     return ONNX, members
 
@@ -50,9 +54,13 @@ def for_executorch(classifier: Classifier, options: Collection[Option], seed: in
     if batch < 1:
         raise ExportError(f"ExecuTorch programs for {batch} examples a batch: give 1 or more")
     lowering = _executorch()
-    made = all_programs(classifier, options, batch)
-    traced = {name: _naming(classifier, lowering.trace, program) for name, program in made.items()}
+    made, traced = all_programs(classifier, options, batch), {}
+    for name, program in made.items():
+        progress.info("ExecuTorch: %s", name)
+        traced[name] = _naming(classifier, lowering.trace, program)
+    progress.info("ExecuTorch: all four are lowered, which takes minutes for a deep network")
     lowered = _naming(classifier, lowering.lower, traced)
+    progress.info("ExecuTorch: two steps are held against PyTorch")
     step = lowering.executorch_step(lowered, made["train"])
     # What is wrong in a kernel may show in the second call only.
     verify_train(classifier, step, seed, options, batches=((batch, 0), (batch, batch // 3)))

@@ -1,6 +1,7 @@
 """``edge-sdk export`` as a user runs it, from a folder that holds their module."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ def test_it_exports_a_module_of_the_current_folder_with_weights_and_then_plain_o
     prepared = ("--mean", "0.5", "--crop-from", "9x10", "--flip", "--standardise")
     made = export(tmp_path, "my_net:DigitsCNN", *shape, *prepared, "--name", "mine", "-o", "m.edge")
     assert made.returncode == 0, made.stderr
+    stages = re.findall(r"^ +\d+ s  (.*)$", made.stderr, re.MULTILINE)
+    assert stages[:4] == ["ONNX: train", "ONNX: evaluate", "ONNX: predict", "ONNX: embed"]
     bundle = Bundle.read(tmp_path / "m.edge")
     assert (bundle.manifest.name, bundle.manifest.input.mean) == ("mine", (0.5,))
     assert bundle.manifest.input.pipeline == Pipeline((9, 10), flip=True, standardise=True)

@@ -39,16 +39,21 @@ def trace(program: Program) -> ExportedProgram:
         ExportError: it depends on values in its flow of control, or cannot be traced.
     """
     with quiet(), one_line_errors():
-        graph, _ = tracing.trace(program, TABLE, any_batch=False)
-        graph = without_permutations(graph, tuple(program.arguments.values()))
-        _merge_constants(graph)
-        traced = fx.GraphModule(graph, fx_graph_cse(graph.graph))
+        traced = plain_graph(program)
         with torch.no_grad():
             exported = export(_Traced(traced), tuple(program.arguments.values()), strict=False)
         # Once more: the export brings back some of what was taken apart.
         decomposed: ExportedProgram = exported.run_decompositions(LOWERED)
         _view_at_once(decomposed.graph)
         return decomposed
+
+
+def plain_graph(program: Program) -> fx.GraphModule:
+    """The program as a graph of the operators that the table leaves; raises what the tracer raises."""
+    graph, _ = tracing.trace(program, TABLE, any_batch=False)
+    graph = without_permutations(graph, tuple(program.arguments.values()))
+    _merge_constants(graph)
+    return fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
 
 def lower(methods: Mapping[str, ExportedProgram]) -> bytes:

@@ -20,6 +20,7 @@ from types import TracebackType
 from chaos.faults import FLEET_LOST, Fault
 from chaos.material import shares
 from edge_sdk.data import save_npz
+from edge_sdk.errors import EdgeError
 from edge_sdk.protocol.messages import Receipt, decode_from_server
 from edge_simulation import child
 from edge_simulation.broker import HOST, MosquittoBroker
@@ -151,7 +152,7 @@ class Stage:
     def __enter__(self) -> Stage:
         self.folder.mkdir(parents=True)
         with ExitStack() as opened:
-            self._broker = opened.enter_context(MosquittoBroker(_port()))
+            self._broker = _started(opened)
             opened.callback(self._resume_broker)
             proxy = Proxy(self._broker.url, seed=self.seed, on_publish=self._on_publish)
             self.proxy = opened.enter_context(proxy)
@@ -308,6 +309,14 @@ class Stage:
             receipt = decode_from_server("receipt", payload)
             assert isinstance(receipt, Receipt)
             self.receipts.append((direction, device, receipt))
+
+
+def _started(opened: ExitStack) -> MosquittoBroker:
+    """A broker; another trial may take the port in between."""
+    for _ in range(4):
+        with suppress(EdgeError):
+            return opened.enter_context(MosquittoBroker(_port()))
+    return opened.enter_context(MosquittoBroker(_port()))
 
 
 def _port() -> int:

@@ -91,7 +91,9 @@ def stock(name: str) -> Stepper:
 
     example = (torch.randn(case.batch, *case.shape), torch.zeros(case.batch, dtype=torch.int64))
     joint = _export_forward_backward(export(WithLoss(), example, strict=False))
-    module = _load_for_executorch_for_training_from_buffer(to_edge(joint).to_executorch().buffer)
+    # The module reads from these bytes and does not keep them alive.
+    data = to_edge(joint).to_executorch().buffer
+    module = _load_for_executorch_for_training_from_buffer(data)
     optimiser: Any = None
 
     def step(x: np.ndarray, y: np.ndarray) -> float:
@@ -99,12 +101,13 @@ def stock(name: str) -> Stepper:
         loss, *_ = module.forward_backward("forward", (torch.from_numpy(x), torch.from_numpy(y)))
         loss = float(loss)
         if optimiser is None:
-            optimiser = get_sgd_optimizer(module.named_parameters("forward"), LR)
-        optimiser.step(module.named_gradients("forward"))
+            optimiser = get_sgd_optimizer(module.named_parameters(), LR)
+        optimiser.step(module.named_gradients())
         return loss
 
     def weights() -> dict[str, np.ndarray]:
-        named = module.named_parameters("forward")
+        assert data
+        named = module.named_parameters()
         return {key.removeprefix("net."): p.double().numpy() for key, p in named.items()}
 
     return Stepper(step, weights)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from edge_export.errors import ExportError
@@ -24,8 +23,6 @@ from edge_export.executorch.taps import (
     put_back,
     windows,
 )
-
-aten = torch.ops.aten
 
 
 def forward(

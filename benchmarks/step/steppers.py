@@ -21,17 +21,21 @@ class Stepper(NamedTuple):
 
 
 def stepper(kind: str, name: str, folder: str) -> Stepper:
-    """Of ``kind``: eager, exact (PyTorch in float64), onnx, executorch or stock."""
-    if kind in ("eager", "exact"):
-        return eager(name, "float32" if kind == "eager" else "float64")
+    """Of ``kind``: eager, exact (PyTorch in float64), nudged (PyTorch from weights 1e-7 larger), onnx,
+    executorch or stock."""
+    if kind in ("eager", "exact", "nudged"):
+        return eager(name, "float64" if kind == "exact" else "float32", 1e-7 if kind == "nudged" else 0.0)
     return stock(name) if kind == "stock" else ours(kind, f"{folder}/{name}.edge")
 
 
-def eager(name: str, dtype: str) -> Stepper:
+def eager(name: str, dtype: str, nudge: float) -> Stepper:
     import torch
     from torch.nn import functional
 
     model = make_model(name).to(getattr(torch, dtype)).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + nudge)
     optimiser = torch.optim.SGD(model.parameters(), lr=LR)
 
     def step(x: np.ndarray, y: np.ndarray) -> float:

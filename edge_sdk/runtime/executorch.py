@@ -40,8 +40,7 @@ class ExecutorchRuntime:
     """
 
     def __init__(self, bundle: Bundle, *, threads: int = 0) -> None:
-        self._bundle, self._manifest = bundle, bundle.manifest
-        manifest = bundle.manifest
+        self._bundle, self._manifest = bundle, (manifest := bundle.manifest)
         program = bundle.program("executorch", "train")
         self._program = OpenProgram(program, manifest.name, threads, batch_of="predict")
         self._trainable = manifest.trainable

@@ -12,24 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_export import programs
 from edge_export.classifier import first_line
 from edge_export.errors import ExportError
 from edge_export.folding import frozen
 from edge_export.onnx import lower
-from edge_export.programs import BATCH, Program
 from edge_export.quantisation import quantised
 from edge_export.runtimes import frozen_executorch
 from edge_export.split import Split
-from edge_export.training_step import Tensors
+from edge_export.verify import frozen_as_near
 from edge_sdk.examples import FROZEN_BATCH
 from edge_sdk.manifest import MAX_AXES, MAX_FEATURES, Backbone
 from edge_sdk.runtime import onnx
 from edge_sdk.tensors import Array
 
 PATHS = {"onnx": "onnx/backbone.onnx", "executorch": "executorch/backbone.pte"}
-MULTIPLE, FLOOR = 8.0, 1e-5
-"""A float program may be MULTIPLE times as far from float64 as PyTorch's own, plus FLOOR of the magnitude."""
-
 COARSE = 0.5
 """How far int8 features may lie from those in float32: the norm of the difference as a share of their own."""
 
@@ -76,22 +73,13 @@ def backbone_members(
     )
     members: dict[str, bytes] = {}
     if "onnx" in runtimes:
-        members[PATHS["onnx"]] = program = lower(_program(network, input_shape))
+        members[PATHS["onnx"]] = program = lower(programs.frozen(network, input_shape))
         expected.check(onnx.open_frozen(program, "backbone", threads=1), "ONNX Runtime")
     if "executorch" in runtimes:
         example = torch.zeros(FROZEN_BATCH, *input_shape)
         members[PATHS["executorch"]], run = frozen_executorch("backbone", network, example)
         expected.check(run, "ExecuTorch")
     return Backbone(parts.shape, {runtime: PATHS[runtime] for runtime in runtimes}), members
-
-
-def _program(network: nn.Module, input_shape: tuple[int, int, int]) -> Program:
-    def run(inputs: Tensors) -> Tensors:
-        with torch.no_grad():
-            return {"features": network(inputs["x"])}
-
-    x = torch.zeros(BATCH, *input_shape)
-    return Program(run, {"x": x}, frozenset({"x"}), frozenset({"features"}))
 
 
 class _Expected:
@@ -120,8 +108,7 @@ class _Expected:
         if self._rounded:
             good = _distance(found, self._exact) <= ROUNDED * self._lost + TIES
         else:
-            allowed = MULTIPLE * np.abs(self._single - self._exact).max() + FLOOR * np.abs(self._exact).max()
-            good = np.abs(found - self._exact).max() <= allowed
+            good = frozen_as_near(found, self._single, self._exact)
         if not good:
             raise ExportError(
                 f"the frozen part gives other features in {runtime} than in PyTorch: does it draw random "

@@ -78,15 +78,20 @@ def examine(model: nn.Module, input_shape: tuple[int, ...]) -> Classifier:
     Raises:
         ExportError: the model is not one that can be exported, or cannot be copied or run.
     """
-    try:
-        model = copy.deepcopy(model).cpu()
-    except Exception as error:  # whatever a user's __deepcopy__ or a non-leaf attribute may raise
-        raise ExportError(f"the model cannot be copied ({first_line(error)})") from error
+    model = private_copy(model)
     _check_state(model)
     _check_modules(model)
     x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
     logits, head, features = _find_head(model.eval(), x)
     return Classifier(model, input_shape, logits.shape[1], head, features.shape[1], _noise_shapes(model, x))
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """A copy to work on; ExportError if the model cannot be copied."""
+    try:
+        return copy.deepcopy(model).cpu()
+    except Exception as error:  # whatever a user's __deepcopy__ or a non-leaf attribute may raise
+        raise ExportError(f"the model cannot be copied ({first_line(error)})") from error
 
 
 def rule_of(tensor: Tensor, trainable: bool) -> Literal["mean", "statistic", "counter"]:

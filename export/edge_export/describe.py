@@ -23,9 +23,9 @@ from edge_export.errors import ExportError
 from edge_export.models.mobilenet_v2 import MobileNetV2
 from edge_export.onnx import lower
 from edge_export.pretrained import Pretrained, mobilenet_v2
-from edge_export.programs import BATCH, Program
+from edge_export.programs import Program, frozen
 from edge_export.runtimes import frozen_executorch
-from edge_export.training_step import Tensors
+from edge_export.verify import frozen_as_near
 from edge_sdk.examples import FROZEN_BATCH
 from edge_sdk.manifest import MAX_DIMS, Describe
 from edge_sdk.runtime import onnx
@@ -35,8 +35,6 @@ LSH = "describe/lsh.safetensors"
 ONNX = "onnx/describe.onnx"
 EXECUTORCH = "executorch/describe.pte"
 MIN_SIZE, MAX_SIZE = 32, 512
-MULTIPLE, FLOOR = 8.0, 1e-5
-"""The program may be MULTIPLE times as far from float64 as PyTorch's float32, plus FLOOR of the magnitude."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +111,7 @@ def draw_hash(dims: int, features: int, width: float, seed: int) -> dict[str, Ar
 
 def program(pretrained: Pretrained, input_shape: tuple[int, int, int], size: int) -> Program:
     """From ``x``, float32 [B, C, H, W] in [0, 1], to ``features``, float32 [B, feature_size]."""
-    network = Describing(pretrained, input_shape, size)
-
-    def run(inputs: Tensors) -> Tensors:
-        with torch.no_grad():
-            return {"features": network(inputs["x"])}
-
-    x = torch.rand(BATCH, *input_shape)
-    return Program(run, {"x": x}, frozenset({"x"}), frozenset({"features"}))
+    return frozen(Describing(pretrained, input_shape, size), input_shape)
 
 
 class Describing(nn.Module):
@@ -172,8 +163,7 @@ def _verify(
     found = run(images.numpy())
     exact = _features(pretrained, images.double(), settings.size)
     single = _features(pretrained, images, settings.size)
-    allowed = MULTIPLE * np.abs(single - exact).max() + FLOOR * np.abs(exact).max()
-    if not np.abs(found - exact).max() <= allowed:
+    if not frozen_as_near(found, single, exact):
         raise ExportError("the describe program gives other features than PyTorch: are its weights finite?")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from edge_export.classifier import Classifier
@@ -141,6 +141,17 @@ def embed(classifier: Classifier, batch: int) -> Program:
 
     arguments = {**_weights(classifier), "x": _batch(classifier, batch)["x"]}
     return Program(run, arguments, frozenset({"x"}), frozenset({"features"}))
+
+
+def frozen(network: nn.Module, input_shape: tuple[int, ...]) -> Program:
+    """From ``x`` [B, *input_shape] to ``features``, by a network that holds its own weights."""
+
+    def run(inputs: Tensors) -> Tensors:
+        with torch.no_grad():
+            return {"features": network(inputs["x"])}
+
+    x = torch.rand(BATCH, *input_shape)
+    return Program(run, {"x": x}, frozenset({"x"}), frozenset({"features"}))
 
 
 def _forward(classifier: Classifier, inputs: Tensors) -> Tensor:

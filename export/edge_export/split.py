@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from edge_export.classifier import check_logits, first_line
+from edge_export.classifier import check_logits, first_line, private_copy
 from edge_export.errors import ExportError
 
 
@@ -39,10 +38,7 @@ def split(model: nn.Module, path: str, input_shape: tuple[int, int, int]) -> Spl
     """
     if not path:
         raise ExportError("head_only names the whole model: leave it out to train all of it")
-    try:
-        model = copy.deepcopy(model).cpu().eval()
-    except Exception as error:  # whatever a user's __deepcopy__ or a non-leaf attribute may raise
-        raise ExportError(f"the model cannot be copied ({first_line(error)})") from error
+    model = private_copy(model).eval()
     try:
         head = model.get_submodule(path)
     except AttributeError:

@@ -27,6 +27,8 @@ DRAWS = 3
 MULTIPLE = 8.0
 FLOOR = 2e-5
 """The program may be MULTIPLE times as far from float64 as PyTorch's float32, plus FLOOR of the magnitude."""
+FROZEN_FLOOR = 1e-5
+"""In FLOOR's place for a network that only computes features."""
 
 OWN_LIMIT = 0.02
 """What counts as rounding of PyTorch's own: MobileNetV2's ReLU6 kinks give 0.016, chance gives much more."""
@@ -70,6 +72,12 @@ def verify_train(
                     f"{excess:.3g} times further from PyTorch's float64 than rounding explains: the model "
                     "draws random numbers, looks across the batch, or uses an operator exported wrongly"
                 )
+
+
+def frozen_as_near(found: Array, single: Array, exact: Array) -> bool:
+    """Whether a frozen program's features are as near to float64's, ``exact``, as float32's own allow."""
+    allowed = MULTIPLE * np.abs(single - exact).max() + FROZEN_FLOOR * np.abs(exact).max()
+    return bool(np.abs(found - exact).max() <= allowed)
 
 
 def _random_batch(classifier: Classifier, samples: int, padding: int, generator: torch.Generator) -> Tensors:

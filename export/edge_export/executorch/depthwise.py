@@ -18,11 +18,9 @@ aten = torch.ops.aten
 def gather(x: Tensor, weight: Tensor, rows: Window, columns: Window) -> Tensor:
     """The convolution, [C · m, Ho, Wo, B]."""
     channels, height, width, batch = x.shape
-    beside = columns.seen(width)
-    matrix = permute(_matrices(weight, channels, rows, height, _used(beside, width)), (0, 1, 3, 4, 2))
-    product = multiply(
-        matrix.reshape(channels, -1, matrix.shape[3] * matrix.shape[4]), _side_by_side(x, beside)
-    )
+    used, beside = _used(columns.seen(width), width)
+    matrix = permute(_matrices(weight, channels, rows, height, used), (0, 1, 3, 4, 2))
+    product = multiply(matrix.reshape(channels, -1, height * len(used)), _side_by_side(x, beside))
     return product.reshape(weight.shape[0], rows.out(height), columns.out(width), batch)
 
 
@@ -31,8 +29,7 @@ def spread(
 ) -> Tensor:
     """Its gradient by the map, [C, H, W, B]; ``size`` is H and W."""
     height, width = size
-    beside = columns.seeing(width)
-    used = _used(beside, columns.out(width))
+    used, beside = _used(columns.seeing(width), columns.out(width))
     matrix = permute(_matrices(weight, channels, rows, height, used), (0, 4, 1, 3, 2))
     product = multiply(
         matrix.reshape(channels, height, -1),
@@ -44,8 +41,7 @@ def spread(
 def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, rows: Window, columns: Window) -> Tensor:
     """Its gradient by the weight."""
     channels, height, width, batch = x.shape
-    beside, (out_height, out_width) = columns.seen(width), grad.shape[1:3]
-    used = _used(beside, width)
+    (used, beside), (out_height, out_width) = _used(columns.seen(width), width), grad.shape[1:3]
     seen = _side_by_side(x, beside)
     turned = permute(grad.reshape(channels, -1, out_width * batch), (0, 2, 1))
     by_matrix = multiply(seen, turned).reshape(channels, height, len(used), -1, out_height)
@@ -75,12 +71,11 @@ def _pattern(rows: Window, height: int) -> Tensor:
 
 def _side_by_side(x: Tensor, index: list[list[int]]) -> Tensor:
     """[C, rows · taps, out · B]: what the taps of a row see, row by row."""
-    channels, height, width, _ = x.shape
-    index = [index[tap] for tap in _used(index, width)]
-    return gathered(x, 2, index).reshape(channels, height * len(index), -1)
+    return gathered(x, 2, index).reshape(x.shape[0], x.shape[1] * len(index), -1)
 
 
-def _used(index: list[list[int]], outside: int) -> range:
-    """The taps that see anything; on a map of one pixel it is the middle one."""
+def _used(index: list[list[int]], outside: int) -> tuple[range, list[list[int]]]:
+    """The taps that see anything, and what they see; on a map of one pixel it is the middle one."""
     seeing = [tap for tap, pixels in enumerate(index) if any(pixel != outside for pixel in pixels)]
-    return range(seeing[0], seeing[-1] + 1)
+    used = range(seeing[0], seeing[-1] + 1)
+    return used, index[used.start : used.stop]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions import activations, convolution, embedding, pooling
+from edge_export.decompositions import activations, convolution, embedding, pooling, spectral
 from edge_export.decompositions.convolution import Geometry
 
 torch.manual_seed(0)
@@ -14,7 +14,7 @@ torch.manual_seed(0)
 CONVOLUTIONS = {
     "odd map, stride 2": (2, 3, 4, 9, 7, (3, 3), (2, 2), (1, 1), (1, 1), 1),
     "a row that no window reaches": (2, 3, 4, 8, 10, (3, 3), (2, 3), (0, 0), (1, 1), 1),
-    "batch of 1, many channels": (1, 16, 5, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "by frequencies, batch of 1": (1, 16, 5, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 1),
     "many channels, stride 2, dilated": (3, 17, 4, 11, 9, (3, 2), (2, 1), (2, 1), (2, 2), 1),
     "1x1, large map": (2, 3, 4, 9, 7, (1, 1), (1, 1), (0, 0), (1, 1), 1),
     "1x1, small map": (2, 16, 24, 2, 2, (1, 1), (1, 1), (0, 0), (1, 1), 1),
@@ -27,7 +27,11 @@ CONVOLUTIONS = {
     "depthwise, padding beyond the kernel": (2, 4, 4, 5, 5, (2, 2), (1, 1), (2, 2), (1, 1), 4),
     "two channels out for each in": (2, 4, 8, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 4),
     "groups": (3, 6, 9, 8, 7, (3, 3), (2, 1), (1, 0), (1, 1), 3),
+    "by frequencies": (3, 16, 24, 9, 8, (5, 3), (1, 1), (2, 1), (1, 1), 1),
+    "by frequencies, no padding, dilated": (2, 8, 8, 12, 11, (5, 5), (1, 1), (0, 0), (1, 2), 1),
+    "by frequencies, stride 2": (2, 32, 32, 8, 9, (5, 5), (2, 2), (2, 2), (1, 1), 1),
 }
+BY_FREQUENCIES = {name for name in CONVOLUTIONS if name.startswith("by frequencies")}
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
@@ -81,6 +85,42 @@ def test_every_dense_form_of_the_weight_gradient_agrees(form):
     grad = torch.randn_like(output)
     (expected,) = torch.autograd.grad(output, [weight], grad)
     torch.testing.assert_close(form(grad, x, weight, geometry), expected)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_dense_kernels_that_are_large_for_their_maps_are_applied_by_frequencies(case):
+    _, channels, out, *size, kernel, stride, padding, dilation, groups = CONVOLUTIONS[case]
+    x, weight = torch.zeros(1, channels, *size), torch.zeros(out, channels // groups, *kernel)
+    expected = functional.conv2d(x, weight, None, stride, padding, dilation, groups)
+    found = spectral.pays(weight.shape, tuple(size), tuple(expected.shape[2:]), stride, padding)
+    assert (found and groups == 1) == (case in BY_FREQUENCIES)
+
+
+def test_frequencies_do_not_pay_where_the_spectrum_of_the_kernels_is_huge():
+    assert spectral.pays((256, 256, 3, 3), (4, 4), (4, 4), (1, 1), (1, 1))
+    assert not spectral.pays((1024, 1024, 3, 3), (4, 4), (4, 4), (1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("case", [name for name in CONVOLUTIONS if CONVOLUTIONS[name][-1] == 1])
+def test_a_convolution_by_frequencies_and_its_gradients_are_autograds(case):
+    batch, channels, out, *size, kernel, stride, padding, dilation, _ = CONVOLUTIONS[case]
+    x = torch.randn(batch, channels, *size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out, channels, *kernel, dtype=torch.float64, requires_grad=True)
+    output = functional.conv2d(x, weight, None, stride, padding, dilation)
+    grad = torch.randn_like(output)
+    by_x, by_weight = torch.autograd.grad(output, [x, weight], grad)
+    by = spectral.spectra(kernel, tuple(size), tuple(output.shape[2:]), stride, padding, dilation, x)
+    torch.testing.assert_close(spectral.forward(x, weight, by, output.shape[2:]), output)
+    torch.testing.assert_close(spectral.input_gradient(grad, weight, by, tuple(size)), by_x)
+    torch.testing.assert_close(spectral.weight_gradient(grad, x, weight, by), by_weight)
+
+
+def test_frequencies_lose_no_more_to_rounding_than_a_sum_over_taps():
+    x, weight = torch.randn(4, 32, 16, 16), torch.randn(64, 32, 5, 5)
+    exact = functional.conv2d(x.double(), weight.double(), padding=2)
+    by = spectral.spectra((5, 5), (16, 16), (16, 16), (1, 1), (2, 2), (1, 1), x)
+    ours, theirs = spectral.forward(x, weight, by, (16, 16)), functional.conv2d(x, weight, padding=2)
+    assert (ours - exact).norm() < 2 * (theirs - exact).norm()
 
 
 AVERAGES = [

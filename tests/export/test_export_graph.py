@@ -5,7 +5,10 @@ import sys
 
 import onnx
 import pytest
+from onnx import numpy_helper
+from torch import nn
 
+from edge_export import export_bundle
 from edge_sdk.bundle import Bundle
 
 METHODS = ("train", "evaluate", "predict", "embed")
@@ -24,6 +27,14 @@ def test_every_operator_is_a_standard_one_that_onnxruntime_1_20_reads(bundle, me
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
     assert {node.domain for node in model.graph.node} == {""}
     assert not model.functions
+
+
+def test_a_matrix_that_multiplies_at_every_frequency_is_stored_once():
+    model = nn.Sequential(nn.Conv2d(8, 8, 5, padding=2), nn.Flatten(), nn.Linear(512, 4))
+    step = onnx.load_model_from_string(export_bundle(model, (8, 8, 8)).program("onnx", "train"))
+    matrices = [numpy_helper.to_array(constant) for constant in step.graph.initializer]
+    assert not any(m.ndim > 2 and len(m) > 1 and (m[0] == m[1]).all() for m in matrices)
+    assert any(m.shape == (30, 16) for m in matrices)
 
 
 @pytest.mark.parametrize("method", METHODS)

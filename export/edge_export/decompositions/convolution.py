@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions import toeplitz
+from edge_export.decompositions import spectral, toeplitz
 from edge_export.errors import ExportError
 
 aten = torch.ops.aten
@@ -67,10 +67,13 @@ def forward(
     if _is_small_pointwise(x, weight, geometry):
         result = pointwise(x, weight)
         return result if bias is None else result + bias.view(-1, 1, 1)
-    if not _takes_toeplitz(x, weight, groups, out):
+    if _takes_spectral(x, weight, geometry, out):
+        result = spectral.forward(x, weight, _spectra(x, weight, geometry, out), out)
+    elif _takes_toeplitz(x, weight, groups, out):
+        pattern = _patterns(x, weight, geometry, out)
+        result = toeplitz.forward(x, toeplitz.matrices(weight, pattern, size[0] * size[1]), out)
+    else:
         return NotImplemented  # type: ignore[no-any-return]
-    pattern = _patterns(x, weight, geometry, out)
-    result = toeplitz.forward(x, toeplitz.matrices(weight, pattern, size[0] * size[1]), out)
     return result if bias is None else result + bias.view(-1, 1, 1)
 
 
@@ -105,6 +108,13 @@ def backward(
         )
     if _takes_toeplitz(x, weight, groups, _sizes(grad_output)):
         return _toeplitz_backward(grad_output, x, weight, geometry, output_mask)
+    if _takes_spectral(x, weight, geometry, _sizes(grad_output)):
+        by = _spectra(x, weight, geometry, _sizes(grad_output))
+        return (
+            spectral.input_gradient(grad_output, weight, by, _sizes(x)) if output_mask[0] else None,
+            spectral.weight_gradient(grad_output, x, weight, by) if output_mask[1] else None,
+            grad_output.sum((0, 2, 3)) if output_mask[2] else None,
+        )
     return (
         input_gradient(grad_output, x, weight, geometry) if output_mask[0] else None,
         weight_gradient(grad_output, x, weight, geometry) if output_mask[1] else None,
@@ -263,6 +273,17 @@ def _taps(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> tuple[list
 def _is_small_pointwise(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     pixels = int(x.shape[2]) * int(x.shape[3])
     return _kernel(weight) == (1, 1) and geometry.moves_alone and pixels <= SMALL_MAP
+
+
+def _takes_spectral(x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, int]) -> bool:
+    return geometry.groups == 1 and spectral.pays(
+        [int(size) for size in weight.shape], _sizes(x), out, geometry.stride, geometry.padding
+    )
+
+
+def _spectra(x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, int]) -> spectral.Spectra:
+    stride, padding, dilation, _ = geometry
+    return spectral.spectra(_kernel(weight), _sizes(x), out, stride, padding, dilation, x)
 
 
 def _takes_toeplitz(x: Tensor, weight: Tensor, groups: int, out: tuple[int, int]) -> bool:

@@ -16,12 +16,21 @@ aten = torch.ops.aten
 
 def product(t: Translator, node: fx.Node, a: fx.Node, b: fx.Node) -> str:
     """A product of matrices, or of batches of them; a transposed operand goes into Gemm's flags."""
-    first, second = t.name(a), t.name(b)
+    first, second = _once(t, a), _once(t, b)
     if len(sizes_of(node)) == 2:
         (first, flip_a), (second, flip_b) = _untransposed(t, first), _untransposed(t, second)
         if flip_a or flip_b:
             return t.graph("Gemm", first, second, transA=flip_a, transB=flip_b)
     return t.graph("MatMul", first, second)
+
+
+def _once(t: Translator, operand: fx.Node) -> str:
+    """A constant that is the same for every product of a batch is one matrix, which MatMul repeats."""
+    if t.is_constant(operand):
+        constant = t.constant_tensor(operand)
+        if constant.dim() > 2 and constant.stride(0) == 0:
+            return t.graph.constant(constant[0])
+    return t.name(operand)
 
 
 def affine(

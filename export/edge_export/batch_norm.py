@@ -25,10 +25,10 @@ class WeightedNormalisation(torch.autograd.Function):
     def forward(  # noqa: D102 - torch's protocol
         x: Tensor, sample_weight: Tensor, scale: Tensor, shift: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        count = sample_weight.sum() * (x[0, 0].numel())
-        mean = weighted_sum(x, sample_weight) / count
+        share = sample_weight / (sample_weight.sum() * x[0, 0].numel())
+        mean = weighted_sum(x, share)
         centred = shift_channels(x, -mean)
-        variance = weighted_sum(centred * centred, sample_weight) / count
+        variance = weighted_sum(centred * centred, share)
         inverse = torch.rsqrt(variance + eps)
         return scale_and_shift(centred, scale * inverse, shift), mean, variance, centred, inverse
 
@@ -45,14 +45,13 @@ class WeightedNormalisation(torch.autograd.Function):
     ) -> tuple[Tensor, None, Tensor, Tensor, None]:
         centred, sample_weight, scale, inverse = ctx.saved_tensors
         dims = [0, *range(2, grad.dim())]
-        count = sample_weight.sum() * (centred[0, 0].numel())
+        share = sample_weight / (sample_weight.sum() * centred[0, 0].numel())
         by_shift = grad.sum(dims)
         by_scale = (grad * centred).sum(dims) * inverse
         factor = scale * inverse
-        slope, offset = -factor * inverse * by_scale / count, -factor * by_shift / count
         # Each sample passes on, by its weight, what it did to mean and variance.
-        weight = sample_weight.unsqueeze(1)
-        correction = scale_and_shift(centred, weight * slope, weight * offset)
+        correction = scale_and_shift(centred, -factor * inverse * by_scale, -factor * by_shift)
+        correction = correction * share.reshape(-1, *[1] * (grad.dim() - 1))
         return scale_channels(grad, factor) + correction, None, by_scale, by_shift, None
 
 
@@ -73,15 +72,15 @@ def scale_channels(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """``x * scale + shift``: [C] by channel, [B, C] by plane."""
+    """``x * scale + shift`` by channel."""
     return _as_operator(x, scale, shift)
 
 
 def affine(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-    """``x * scale + shift`` by channel, [C], or plane, [B, C], whichever are given."""
+    """``x * scale + shift`` by channel, [C], whichever are given."""
     for factor, combine in ((scale, torch.mul), (shift, torch.add)):
         if factor is not None:
-            x = combine(x, factor.reshape(*factor.shape, *[1] * (x.dim() - 2)))
+            x = combine(x, factor.reshape(-1, *[1] * (x.dim() - 2)))
     return x
 
 

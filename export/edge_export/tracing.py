@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edge_export.errors import ExportError
+from edge_export.layouts import Rule, without_permutations
 from edge_export.plain_functions import PlainFunctions
 from edge_export.programs import Program
 
@@ -31,12 +32,17 @@ _BATCH_BRANCH = "the forward pass branches on the size of the batch, or fixes it
 
 
 def trace(
-    program: Program, table: Mapping[OpOverload[..., Any], Callable[..., Any]], *, any_batch: bool
+    program: Program,
+    table: Mapping[OpOverload[..., Any], Callable[..., Any]],
+    rules: Mapping[OpOverload[..., Any], Rule],
+    *,
+    any_batch: bool,
 ) -> tuple[fx.GraphModule, list[str]]:
     """The program as a graph of aten operators, and the names of its results.
 
     Args:
         table: an operator that is in it is said in those that its function calls.
+        rules: those of the runtime by which permutations move past an operator.
         any_batch: for batches of any size, rather than for the one of the examples.
 
     Raises:
@@ -66,9 +72,10 @@ def trace(
     traced.graph.eliminate_dead_code()
     # Only now, because functionalize knows no autograd.Function.
     traced = make_fx(functionalize(traced, remove="mutations"), tracing_mode="symbolic")(*tensors)
+    traced.graph.eliminate_dead_code()
+    traced = without_permutations(traced, tensors, rules)
     if any_batch:
         _check_any_batch(tensors[names.index("x")].shape[0], shapes)
-    traced.graph.eliminate_dead_code()
     return traced, results
 
 

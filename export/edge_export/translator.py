@@ -43,17 +43,21 @@ class Translator:
         self._batch_input = batch_input
         self._table = table
         self._values: dict[fx.Node, Any] = {}
+        self._sizes: dict[str, Sequence[int | torch.SymInt]] = {}
 
     def bind(self, node: fx.Node, name: str) -> None:
         """Let the placeholder ``node`` be the graph input ``name``."""
         self._values[node] = name
+        self._sizes[name] = sizes_of(node)
 
     def translate(self, node: fx.Node, attributes: fx.GraphModule) -> None:
         """Emit what computes ``node``, whose arguments have been translated."""
         if node.op == "get_attr":
             self._values[node] = getattr(attributes, str(node.target)).detach()
         elif isinstance(node.target, OpOverload):
-            self._values[node] = self._operator(node, node.target)
+            found = self._values[node] = self._operator(node, node.target)
+            if isinstance(found, str):
+                self._sizes.setdefault(found, sizes_of(node))
         elif node.target is operator.getitem:
             sequence, index = node.args
             self._values[node] = self._values[sequence][index]  # type: ignore[index]
@@ -130,11 +134,19 @@ class Translator:
         return self.graph("Concat", *parts, axis=0)
 
     def reshaped(self, name: str, sizes: Sequence[int | torch.SymInt]) -> str:
-        """``name`` in another shape; of a reshape of a reshape the last alone is left."""
+        """``name`` in another shape; of a reshape of a reshape the last alone is left, or none."""
         producer = self.graph.producer(name)
         if producer is not None and producer.op_type == "Reshape":
             name = producer.input[0]
-        return self.graph("Reshape", name, self.shape(sizes))
+        if name in self._sizes and same_sizes(self._sizes[name], sizes):
+            return name
+        result = self.graph("Reshape", name, self.shape(sizes))
+        self._sizes[result] = list(sizes)
+        return result
+
+    def know(self, name: str, sizes: Sequence[int | torch.SymInt]) -> None:
+        """Remember the shape of a value that no node of the traced graph has."""
+        self._sizes.setdefault(name, list(sizes))
 
     def _size(self, size: torch.SymInt | int, dtype: torch.dtype) -> str:
         expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)

@@ -5,50 +5,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions import activations, convolution, embedding, pooling, spectral
-from edge_export.decompositions.convolution import Geometry
+from edge_export.decompositions import activations, convolution, embedding, pooling, spectral, stock
+from edge_export.decompositions.convolution import form_of
+from edge_export.decompositions.geometry import Geometry
+from edge_export.decompositions.pointwise import Pointwise
+from edge_export.decompositions.rowwise import Rowwise
+from edge_export.decompositions.spectral import Spectral
+from edge_export.decompositions.stock import Stock
+from edge_export.decompositions.toeplitz import Toeplitz
 
 torch.manual_seed(0)
 
-# name: batch, channels, out channels, height, width, kernel, stride, padding, dilation, groups
+# name: the form that is taken; batch, channels, out channels, height, width, kernel, stride, padding,
+# dilation, groups
 CONVOLUTIONS = {
-    "odd map, stride 2": (2, 3, 4, 9, 7, (3, 3), (2, 2), (1, 1), (1, 1), 1),
-    "a row that no window reaches": (2, 3, 4, 8, 10, (3, 3), (2, 3), (0, 0), (1, 1), 1),
-    "by frequencies, batch of 1": (1, 16, 5, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 1),
-    "many channels, stride 2, dilated": (3, 17, 4, 11, 9, (3, 2), (2, 1), (2, 1), (2, 2), 1),
-    "1x1, large map": (2, 3, 4, 9, 7, (1, 1), (1, 1), (0, 0), (1, 1), 1),
-    "1x1, small map": (2, 16, 24, 2, 2, (1, 1), (1, 1), (0, 0), (1, 1), 1),
-    "1x1, stride 2": (2, 3, 4, 9, 7, (1, 1), (2, 2), (0, 0), (1, 1), 1),
-    "depthwise": (2, 6, 6, 9, 7, (3, 3), (1, 1), (1, 1), (1, 1), 6),
-    "depthwise, stride 2, dilated": (2, 6, 6, 10, 9, (3, 3), (2, 2), (2, 2), (2, 2), 6),
-    "depthwise, large odd map": (3, 4, 4, 17, 15, (3, 5), (1, 1), (1, 2), (1, 1), 4),
-    "depthwise, large map, stride 2, dilated": (2, 4, 4, 24, 23, (3, 3), (2, 2), (2, 1), (2, 1), 4),
-    "depthwise, one pixel": (3, 4, 4, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), 4),
-    "depthwise, padding beyond the kernel": (2, 4, 4, 5, 5, (2, 2), (1, 1), (2, 2), (1, 1), 4),
-    "two channels out for each in": (2, 4, 8, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 4),
-    "groups": (3, 6, 9, 8, 7, (3, 3), (2, 1), (1, 0), (1, 1), 3),
-    "by frequencies": (3, 16, 24, 9, 8, (5, 3), (1, 1), (2, 1), (1, 1), 1),
-    "by frequencies, no padding, dilated": (2, 8, 8, 12, 11, (5, 5), (1, 1), (0, 0), (1, 2), 1),
-    "by frequencies, stride 2": (2, 32, 32, 8, 9, (5, 5), (2, 2), (2, 2), (1, 1), 1),
+    "odd map, stride 2": (Stock, 2, 3, 4, 9, 7, (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    "a row that no window reaches": (Stock, 2, 3, 4, 8, 10, (3, 3), (2, 3), (0, 0), (1, 1), 1),
+    "many channels, stride 2, dilated": (Stock, 3, 17, 4, 11, 9, (3, 2), (2, 1), (2, 1), (2, 2), 1),
+    "1x1, large map": (Pointwise, 2, 3, 4, 9, 7, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1, small map": (Pointwise, 2, 16, 24, 2, 2, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1, stride 2": (Stock, 2, 3, 4, 9, 7, (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    "depthwise": (Toeplitz, 2, 6, 6, 9, 7, (3, 3), (1, 1), (1, 1), (1, 1), 6),
+    "depthwise, stride 2, dilated": (Toeplitz, 2, 6, 6, 10, 9, (3, 3), (2, 2), (2, 2), (2, 2), 6),
+    "depthwise, one pixel": (Toeplitz, 3, 4, 4, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    "depthwise, padding beyond the kernel": (Toeplitz, 2, 4, 4, 5, 5, (2, 2), (1, 1), (2, 2), (1, 1), 4),
+    "depthwise, large odd map": (Rowwise, 3, 4, 4, 17, 15, (3, 5), (1, 1), (1, 2), (1, 1), 4),
+    "depthwise, large map, stride 2, dilated": (Rowwise, 2, 4, 4, 24, 23, (3, 3), (2, 2), (2, 1), (2, 1), 4),
+    "depthwise, a stride beyond the kernel": (Rowwise, 2, 4, 4, 26, 25, (2, 2), (3, 3), (0, 0), (1, 1), 4),
+    "depthwise, wide map": (Stock, 1, 2, 2, 5, 70, (3, 3), (1, 1), (1, 1), (1, 1), 2),
+    "depthwise, wide map, stride 2": (Stock, 1, 2, 2, 6, 70, (3, 3), (2, 2), (1, 1), (1, 1), 2),
+    "two channels out for each in": (Stock, 2, 4, 8, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    "groups": (Stock, 3, 6, 9, 8, 7, (3, 3), (2, 1), (1, 0), (1, 1), 3),
+    "large kernel": (Spectral, 3, 16, 24, 9, 8, (5, 3), (1, 1), (2, 1), (1, 1), 1),
+    "batch of 1, many channels": (Spectral, 1, 16, 5, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "large kernel, no padding, dilated": (Spectral, 2, 8, 8, 12, 11, (5, 5), (1, 1), (0, 0), (1, 2), 1),
+    "large kernel, stride 2": (Spectral, 2, 32, 32, 8, 9, (5, 5), (2, 2), (2, 2), (1, 1), 1),
 }
-BY_FREQUENCIES = {name for name in CONVOLUTIONS if name.startswith("by frequencies")}
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolution_gradients_are_autograds(case):
-    batch, channels, out, height, width, kernel, stride, padding, dilation, groups = CONVOLUTIONS[case]
+    form, batch, channels, out, height, width, kernel, *moves, groups = CONVOLUTIONS[case]
     x = torch.randn(batch, channels, height, width, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(out, channels // groups, *kernel, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(out, dtype=torch.float64, requires_grad=True)
-    output = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    ours = convolution.forward(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
-    if ours is not NotImplemented:
+    assert isinstance(form_of(weight, Geometry.of(x, weight, *moves, groups)), form)
+    output = functional.conv2d(x, weight, bias, *moves, groups)
+    ours = convolution.forward(x, weight, bias, *moves, False, [0, 0], groups)
+    if form is not Stock:
         torch.testing.assert_close(ours, output)
     grad = torch.randn_like(output)
     expected = torch.autograd.grad(output, [x, weight, bias], grad)
-    found = convolution.backward(
-        grad, x, weight, [out], stride, padding, dilation, False, [0, 0], groups, [True, True, True]
-    )
+    found = convolution.backward(grad, x, weight, [out], *moves, False, [0, 0], groups, [True, True, True])
     for actual, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, reference)
 
@@ -70,56 +78,61 @@ def test_gradients_of_a_transposed_convolution_are_autograds(groups, stride, pad
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        convolution.tapwise_weight_gradient,
-        convolution.rowwise_weight_gradient,
-        convolution.swapped_weight_gradient,
-    ],
+    "gradient",
+    [stock.tapwise_weight_gradient, stock.rowwise_weight_gradient, stock.swapped_weight_gradient],
 )
-def test_every_dense_form_of_the_weight_gradient_agrees(form):
+def test_every_dense_form_of_the_weight_gradient_agrees(gradient):
     x = torch.randn(3, 5, 9, 8, dtype=torch.float64)
     weight = torch.randn(4, 5, 3, 2, dtype=torch.float64, requires_grad=True)
-    geometry = Geometry((2, 1), (1, 2), (1, 2), 1)
-    output = functional.conv2d(x, weight, None, *geometry)
+    moves = ((2, 1), (1, 2), (1, 2), 1)
+    output = functional.conv2d(x, weight, None, *moves)
     grad = torch.randn_like(output)
     (expected,) = torch.autograd.grad(output, [weight], grad)
-    torch.testing.assert_close(form(grad, x, weight, geometry), expected)
+    torch.testing.assert_close(gradient(grad, x, weight, Geometry.of(x, weight, *moves)), expected)
 
 
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_dense_kernels_that_are_large_for_their_maps_are_applied_by_frequencies(case):
-    _, channels, out, *size, kernel, stride, padding, dilation, groups = CONVOLUTIONS[case]
-    x, weight = torch.zeros(1, channels, *size), torch.zeros(out, channels // groups, *kernel)
-    expected = functional.conv2d(x, weight, None, stride, padding, dilation, groups)
-    found = spectral.pays(weight.shape, tuple(size), tuple(expected.shape[2:]), stride, padding)
-    assert (found and groups == 1) == (case in BY_FREQUENCIES)
+@pytest.mark.parametrize("make", [Rowwise, Toeplitz])
+@pytest.mark.parametrize(
+    "case", [name for name, case in CONVOLUTIONS.items() if case[0] in (Rowwise, Toeplitz)]
+)
+def test_both_depthwise_forms_agree_with_autograd_on_maps_of_any_size(make, case):
+    _, batch, channels, _, height, width, kernel, *moves, groups = CONVOLUTIONS[case]
+    x = torch.randn(batch, channels, height, width, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(channels, 1, *kernel, dtype=torch.float64, requires_grad=True)
+    check(make(Geometry.of(x, weight, *moves, groups)), x, weight, moves, groups)
+
+
+@pytest.mark.parametrize("case", [name for name, case in CONVOLUTIONS.items() if case[-1] == 1])
+def test_a_convolution_by_frequencies_and_its_gradients_are_autograds(case):
+    _, batch, channels, out, height, width, kernel, *moves, _ = CONVOLUTIONS[case]
+    x = torch.randn(batch, channels, height, width, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out, channels, *kernel, dtype=torch.float64, requires_grad=True)
+    check(spectral.spectral(Geometry.of(x, weight, *moves, 1), x), x, weight, moves, 1)
+
+
+def check(form, x, weight, moves, groups):
+    output = functional.conv2d(x, weight, None, *moves, groups)
+    grad = torch.randn_like(output)
+    by_x, by_weight = torch.autograd.grad(output, [x, weight], grad)
+    torch.testing.assert_close(form.forward(x, weight), output)
+    torch.testing.assert_close(form.input_gradient(grad, weight), by_x)
+    torch.testing.assert_close(form.weight_gradient(grad, x, weight), by_weight)
 
 
 def test_frequencies_do_not_pay_where_the_spectrum_of_the_kernels_is_huge():
-    assert spectral.pays((256, 256, 3, 3), (4, 4), (4, 4), (1, 1), (1, 1))
-    assert not spectral.pays((1024, 1024, 3, 3), (4, 4), (4, 4), (1, 1), (1, 1))
+    def form(channels):
+        x, weight = torch.zeros(1, channels, 4, 4), torch.zeros(channels, channels, 3, 3)
+        return form_of(weight, Geometry.of(x, weight, (1, 1), (1, 1), (1, 1), 1))
 
-
-@pytest.mark.parametrize("case", [name for name in CONVOLUTIONS if CONVOLUTIONS[name][-1] == 1])
-def test_a_convolution_by_frequencies_and_its_gradients_are_autograds(case):
-    batch, channels, out, *size, kernel, stride, padding, dilation, _ = CONVOLUTIONS[case]
-    x = torch.randn(batch, channels, *size, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(out, channels, *kernel, dtype=torch.float64, requires_grad=True)
-    output = functional.conv2d(x, weight, None, stride, padding, dilation)
-    grad = torch.randn_like(output)
-    by_x, by_weight = torch.autograd.grad(output, [x, weight], grad)
-    by = spectral.spectra(kernel, tuple(size), tuple(output.shape[2:]), stride, padding, dilation, x)
-    torch.testing.assert_close(spectral.forward(x, weight, by, output.shape[2:]), output)
-    torch.testing.assert_close(spectral.input_gradient(grad, weight, by, tuple(size)), by_x)
-    torch.testing.assert_close(spectral.weight_gradient(grad, x, weight, by), by_weight)
+    assert isinstance(form(256), Spectral)
+    assert isinstance(form(1024), Stock)
 
 
 def test_frequencies_lose_no_more_to_rounding_than_a_sum_over_taps():
     x, weight = torch.randn(4, 32, 16, 16), torch.randn(64, 32, 5, 5)
     exact = functional.conv2d(x.double(), weight.double(), padding=2)
-    by = spectral.spectra((5, 5), (16, 16), (16, 16), (1, 1), (2, 2), (1, 1), x)
-    ours, theirs = spectral.forward(x, weight, by, (16, 16)), functional.conv2d(x, weight, padding=2)
+    form = spectral.spectral(Geometry.of(x, weight, (1, 1), (2, 2), (1, 1), 1), x)
+    ours, theirs = form.forward(x, weight), functional.conv2d(x, weight, padding=2)
     assert (ours - exact).norm() < 2 * (theirs - exact).norm()
 
 

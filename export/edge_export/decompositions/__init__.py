@@ -17,6 +17,7 @@ from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
 from edge_export.decompositions import activations, convolution, embedding, normalisation, pooling
+from edge_export.layouts import on_settled
 
 aten = torch.ops.aten
 
@@ -39,7 +40,6 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,
     aten.empty_permuted.default: _zeros,
-    torch.ops.edge_export.affine.default: normalisation.affine,
 }
 
 # The indices that these exchange are ONNX's, which count over the whole tensor: see onnx_operators.py.
@@ -53,4 +53,9 @@ for _operator in _KEPT:
 TRAIN: dict[OpOverload[..., Any], Callable[..., Any]] = {
     **FORWARD,
     aten.convolution.default: convolution.forward,
+}
+
+RULES = {
+    torch.ops.edge_export.affine.default: normalisation.affine,
+    aten.mm.default: on_settled(aten.mm.default),  # Gemm takes a matrix either way
 }

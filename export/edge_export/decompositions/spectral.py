@@ -14,11 +14,12 @@ for its scale, and what is summed at each frequency is shorter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from edge_export.decompositions.geometry import Geometry
 
 Pair: TypeAlias = tuple[int, int]
 
@@ -26,26 +27,26 @@ MOST_NUMBERS = 1 << 23
 """That the spectrum of a layer's kernels may hold: 32 MB of float32, and as many for their gradient."""
 
 
-def pays(shape: Sequence[int], size: Pair, out: Pair, stride: Pair, padding: Pair) -> bool:
-    """Whether kernels of ``shape`` [Co, C, kh, kw] are applied faster to maps of ``size`` in this form.
+def pays(out_channels: int, channels: int, geometry: Geometry) -> bool:
+    """Whether a convolution is faster in this form.
 
     By what ONNX Runtime takes for a layer and its gradients: its own convolutions reach half of the speed of
     a product of matrices, and somewhat more where a stride leaves outputs out.
     """
-    out_channels, channels, *kernel = shape
-    if channels < 4 or math.prod(kernel) == 1:
+    taps = geometry.rows.kernel * geometry.columns.kernel
+    if channels < 4 or taps == 1:
         return False
-    periods = _periods(size, padding)
-    frequencies, points = periods[0] // 2 + 1, _points(periods)
+    frequencies, period = _periods(geometry)[0] // 2 + 1, _periods(geometry)[1]
+    points = frequencies * 3 * period
     if points * channels * out_channels > MOST_NUMBERS:
         return False
     transforms = sum(
         count * 2 * width * (frequencies * height + points)
-        for count, (height, width) in ((channels, size), (out_channels, out))
+        for count, (height, width) in ((channels, geometry.size), (out_channels, geometry.out))
     )
-    limit = 2.2 if stride == (1, 1) else 1.05
-    taps = math.prod(out) * math.prod(kernel) * channels * out_channels
-    return points * channels * out_channels + transforms <= limit * taps
+    limit = 2.2 if geometry.rows.stride == geometry.columns.stride == 1 else 1.05
+    products = math.prod(geometry.out) * taps * channels * out_channels
+    return points * channels * out_channels + transforms <= limit * products
 
 
 class Spectrum(NamedTuple):
@@ -71,41 +72,55 @@ class Spectrum(NamedTuple):
         return (self.rows.t() @ by_row.reshape(self.rows.shape[0], -1)).reshape(-1, count)
 
 
-class Spectra(NamedTuple):
-    """The three transforms of one convolution."""
+class Spectral(NamedTuple):
+    """Kernels [Co, C, kh, kw]: see :class:`edge_export.decompositions.convolution.Form`."""
 
     map: Spectrum
     kernel: Spectrum
     output: Spectrum
+    size: Pair
+    out: Pair
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """At each frequency the channels of the map by those of the kernels."""
+        points = _of_maps(x, self.map) @ _of_kernels(weight, self.kernel)
+        return _maps(points, self.output, self.out)
+
+    def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
+        """The channels of the output by those of the kernels."""
+        points = _of_maps(grad_output, self.output) @ _of_kernels(weight, self.kernel).transpose(1, 2)
+        return _maps(points, self.map, self.size)
+
+    def weight_gradient(self, grad_output: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Those of the map by those of the output."""
+        out, channels, *kernel = weight.shape
+        points = _of_maps(x, self.map).transpose(1, 2) @ _of_maps(grad_output, self.output)
+        return self.kernel.back(points.flatten(1)).reshape(*kernel, channels, out).permute(3, 2, 0, 1)
 
 
-def spectra(
-    kernel: Pair, size: Pair, out: Pair, stride: Pair, padding: Pair, dilation: Pair, like: Tensor
-) -> Spectra:
-    """Those of maps of ``size`` to maps of ``out``, in the dtype of ``like``."""
-    periods = _periods(size, padding)
-    seen = [range(n) for n in size]
-    taps = [range(-p, d * k - p, d) for k, p, d in zip(kernel, padding, dilation, strict=True)]
-    seeing = [range(0, s * n, s) for n, s in zip(out, stride, strict=True)]
+def spectral(geometry: Geometry, like: Tensor) -> Spectral:
+    """The form of one convolution, in the dtype of ``like``."""
+    periods, axes = _periods(geometry), (geometry.rows, geometry.columns)
+    seen = [range(axis.size) for axis in axes]
+    taps = [range(-axis.padding, axis.dilation * axis.kernel - axis.padding, axis.dilation) for axis in axes]
+    seeing = [range(0, axis.stride * axis.out, axis.stride) for axis in axes]
     height, width = periods
     # A frequency that stands for its mirror image counts twice.
     shares = [(1 if f in (0, height / 2) else 2) / (height * width) for f in range(height // 2 + 1)]
     alone = [1.0] * len(shares)
-    return Spectra(
+    return Spectral(
         _spectrum(seen, periods, -1, ((1, 1), (1, 0), (0, 1)), alone, like),
         _spectrum(taps, periods, +1, ((1, 0), (-1, 1), (1, 1)), alone, like),
         _spectrum(seeing, periods, -1, ((1, 1), (0, 1), (-1, 0)), shares, like),
+        geometry.size,
+        geometry.out,
     )
 
 
-def _periods(size: Pair, padding: Pair) -> Pair:
+def _periods(geometry: Geometry) -> Pair:
     """Extents of the transform: the padding before a map may be what lies behind it, as both are 0."""
-    return size[0] + padding[0], size[1] + padding[1]
-
-
-def _points(periods: Pair) -> int:
-    """P, the real products for each pair of channels."""
-    return (periods[0] // 2 + 1) * 3 * periods[1]
+    height, width = (axis.size + axis.padding for axis in (geometry.rows, geometry.columns))
+    return height, width
 
 
 def _spectrum(
@@ -131,25 +146,6 @@ def _spectrum(
             of_imaginary = [imaginary * c - real * s for c, s in zip(cosines, sines, strict=True)]
             columns.append(of_real + of_imaginary)
     return Spectrum(*(torch.tensor(m, dtype=like.dtype, device=like.device) for m in (rows, columns)))
-
-
-def forward(x: Tensor, weight: Tensor, by: Spectra, out: Pair) -> Tensor:
-    """The convolution [B, Co, Ho, Wo] of ``x`` [B, C, H, W] with ``weight`` [Co, C, kh, kw]."""
-    points = _of_maps(x, by.map) @ _of_kernels(weight, by.kernel)
-    return _maps(points, by.output, out)
-
-
-def input_gradient(grad_output: Tensor, weight: Tensor, by: Spectra, size: Pair) -> Tensor:
-    """The gradient [B, C, H, W] by the map."""
-    points = _of_maps(grad_output, by.output) @ _of_kernels(weight, by.kernel).transpose(1, 2)
-    return _maps(points, by.map, size)
-
-
-def weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, by: Spectra) -> Tensor:
-    """The gradient [Co, C, kh, kw] by the kernels."""
-    out, channels, *kernel = weight.shape
-    points = _of_maps(x, by.map).transpose(1, 2) @ _of_maps(grad_output, by.output)
-    return by.kernel.back(points.flatten(1)).reshape(*kernel, channels, out).permute(3, 2, 0, 1)
 
 
 def _of_maps(x: Tensor, by: Spectrum) -> Tensor:

@@ -8,93 +8,57 @@ for all three passes, on a 2 x 2 map a tenth.
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
+
 from torch import Tensor
-from torch.nn import functional
+
+from edge_export.decompositions.geometry import Geometry
 
 MAX_ENTRIES = 4096
 """Of one channel's matrix: an 8 x 8 map at stride 1 has as many. Building larger ones costs too much."""
 
 
-def patterns(
-    kernel: tuple[int, int],
-    size: tuple[int, int],
-    out: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    like: Tensor,
-) -> Tensor:
-    """For each tap, which input pixel meets which output pixel: [kh·kw, H·W·Ho·Wo] of 0 and 1."""
-    axes = [
-        _meets(k, n, o, s, p, d, like)
-        for k, n, o, s, p, d in zip(kernel, size, out, stride, padding, dilation, strict=True)
-    ]
-    rows, columns = axes
-    both = rows[:, None, :, None, :, None] * columns[None, :, None, :, None, :]
-    return both.reshape(kernel[0] * kernel[1], -1)
+class Toeplitz(NamedTuple):
+    """Kernels [C, 1, kh, kw]: see :class:`edge_export.decompositions.convolution.Form`."""
+
+    geometry: Geometry
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The convolution [B, C, Ho, Wo]."""
+        return _by_matrix(x, self._matrices(weight), self.geometry.out)
+
+    def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
+        """The same by the transposed matrices."""
+        return _by_matrix(grad_output, self._matrices(weight).transpose(1, 2), self.geometry.size)
+
+    def weight_gradient(self, grad_output: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """That by the matrices, summed by tap."""
+        channels, patterns = weight.shape[0], self._patterns(x)
+        if patterns.shape[1] == 1:
+            by_matrix = (grad_output * x).sum((0, 2, 3)).reshape(channels, 1)
+        else:
+            by_matrix = (_by_channel(x).transpose(1, 2) @ _by_channel(grad_output)).reshape(channels, -1)
+        return (by_matrix @ patterns.t()).reshape(weight.shape)
+
+    def _matrices(self, weight: Tensor) -> Tensor:
+        """Each channel's, [C, H·W, Ho·Wo]."""
+        height, width = self.geometry.size
+        channels = weight.shape[0]
+        return (weight.reshape(channels, -1) @ self._patterns(weight)).reshape(channels, height * width, -1)
+
+    def _patterns(self, like: Tensor) -> Tensor:
+        """For each tap, which input pixel meets which output pixel: [kh·kw, H·W·Ho·Wo] of 0 and 1."""
+        rows, columns = self.geometry.rows.meets(like), self.geometry.columns.meets(like)
+        both = rows[:, None, :, None, :, None] * columns[None, :, None, :, None, :]
+        return both.reshape(rows.shape[0] * columns.shape[0], -1)
 
 
-def _meets(k: int, n: int, o: int, stride: int, padding: int, dilation: int, like: Tensor) -> Tensor:
-    taps, pixels, outputs = (torch.arange(count, device=like.device) for count in (k, n, o))
-    met = outputs * stride - padding + taps.view(k, 1, 1) * dilation
-    return (pixels.view(1, n, 1) == met).to(like.dtype)
-
-
-def matrices(weight: Tensor, pattern: Tensor, pixels: int) -> Tensor:
-    """The matrix of each channel, [C, H·W, Ho·Wo], of the kernels ``weight`` [C, 1, kh, kw]."""
-    channels = weight.shape[0]
-    return (weight.reshape(channels, -1) @ pattern).reshape(channels, pixels, -1)
-
-
-def forward(x: Tensor, matrix: Tensor, out: tuple[int, int]) -> Tensor:
-    """The convolution [B, C, Ho, Wo] of ``x`` [B, C, H, W]."""
+def _by_matrix(x: Tensor, matrix: Tensor, out: tuple[int, int]) -> Tensor:
     channels = matrix.shape[0]
     if matrix.shape[1:] == (1, 1):
         return x * matrix.reshape(channels, 1, 1)
     result = _by_channel(x) @ matrix
     return result.reshape(channels, -1, *out).transpose(0, 1)
-
-
-def input_gradient(grad_output: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """The gradient [B, C, H, W] by the map."""
-    return forward(grad_output, matrix.transpose(1, 2), size)
-
-
-def weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, pattern: Tensor) -> Tensor:
-    """The gradient [C, 1, kh, kw] by the kernels."""
-    channels = weight.shape[0]
-    if pattern.shape[1] == 1:
-        by_matrix = (grad_output * x).sum((0, 2, 3)).reshape(channels, 1)
-    else:
-        by_matrix = (_by_channel(x).transpose(1, 2) @ _by_channel(grad_output)).reshape(channels, -1)
-    return (by_matrix @ pattern.t()).reshape(weight.shape)
-
-
-def rowwise_weight_gradient(
-    grad_output: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Tensor:
-    """The gradient [C, 1, kh, kw] by the kernels on a large map: the same along one axis alone.
-
-    For each row of the kernel, a product [W, Wo] a channel of the input's rows with the output's that they
-    meet; the taps of the row are sums along its diagonals.
-    """
-    (channels, _, kh, kw), (width, out_width) = weight.shape, (int(x.shape[3]), int(grad_output.shape[3]))
-    pattern = _meets(kw, width, out_width, stride[1], padding[1], dilation[1], x).reshape(kw, -1)
-    rows = functional.pad(x.transpose(0, 1), (0, 0, padding[0], padding[0]))
-    outputs = grad_output.transpose(0, 1).reshape(channels, -1, out_width)
-    taps = []
-    for tap in range(kh):
-        first = tap * dilation[0]
-        met = rows[:, :, first : first + stride[0] * (int(grad_output.shape[2]) - 1) + 1 : stride[0]]
-        by_column = met.reshape(channels, -1, width).transpose(1, 2) @ outputs
-        taps.append(by_column.reshape(channels, -1) @ pattern.t())
-    return torch.stack(taps, 1).reshape(weight.shape)
 
 
 def _by_channel(x: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ from torch.export import ExportedProgram, export
 from edge_export import tracing
 from edge_export.executorch.delegation import DELEGATED
 from edge_export.executorch.kernels import check_kernels
-from edge_export.executorch.layouts import without_permutations
-from edge_export.executorch.table import LOWERED, TABLE
+from edge_export.executorch.table import LOWERED, RULES, TABLE
 from edge_export.programs import Program
 from edge_export.tracer_errors import one_line_errors, quiet
 from edge_export.training_step import Tensors
@@ -50,8 +49,7 @@ def trace(program: Program) -> ExportedProgram:
 
 def plain_graph(program: Program) -> fx.GraphModule:
     """The program as a graph of the operators that the table leaves; raises what the tracer raises."""
-    graph, _ = tracing.trace(program, TABLE, any_batch=False)
-    graph = without_permutations(graph, tuple(program.arguments.values()))
+    graph, _ = tracing.trace(program, TABLE, RULES, any_batch=False)
     _merge_constants(graph)
     return fx.GraphModule(graph, fx_graph_cse(graph.graph))
 

@@ -14,6 +14,7 @@ from edge_export.batch_norm import affine
 from edge_export.decompositions import OURS
 from edge_export.executorch import activations, convolution, pooling
 from edge_export.executorch.taps import multiply
+from edge_export.layouts import on_settled
 
 aten = torch.ops.aten
 
@@ -58,6 +59,16 @@ TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {
     torch.ops.edge_export.affine.default: affine,
     aten.addmm.default: _biased_product,
 }
+
+
+RULES = {
+    operator: on_settled(copying)
+    for operator, copying in (
+        (aten.select.int, aten.select_copy.int),
+        (aten.slice.Tensor, aten.slice_copy.Tensor),
+    )
+}
+"""ExecuTorch has no views: what they give lies side by side, and may be viewed in any other shape."""
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

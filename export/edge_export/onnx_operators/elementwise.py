@@ -63,7 +63,9 @@ def _without_trailing_ones(
         name if len(sizes_of(value)) == 0 else t.reshaped(name, sizes_of(value)[:-ones] or [1])
         for value, name in (a, b)
     ]
-    return t.reshaped(t.graph(op, *short), sizes)
+    result = t.graph(op, *short)
+    t.know(result, sizes[:-ones])
+    return t.reshaped(result, sizes)
 
 
 def comparison(op: str) -> Callable[..., str]:
@@ -147,10 +149,17 @@ def where(t: Translator, node: fx.Node, condition: Value, a: Value, b: Value) ->
 
 
 def clamp(t: Translator, node: fx.Node, x: Value, low: float | None = None, high: float | None = None) -> str:
-    """Numbers as bounds."""
+    """Numbers as bounds. Right behind a convolution, before a reshape, ONNX Runtime makes the two one."""
     dtype = dtype_of(node)
     bounds = ["" if bound is None else t.name(bound, dtype) for bound in (low, high)]
-    return t.graph("Clip", t.name(x, dtype), *(bounds if bounds[1] else bounds[:1]))
+    name = t.name(x, dtype)
+    reshape = t.graph.producer(name)
+    if reshape is not None and reshape.op_type == "Reshape":
+        convolution = t.graph.producer(reshape.input[0])
+        if convolution is not None and convolution.op_type == "Conv":
+            name = reshape.input[0]
+    clipped = t.graph("Clip", name, *(bounds if bounds[1] else bounds[:1]))
+    return t.reshaped(clipped, sizes_of(node)) if name != t.name(x, dtype) else clipped
 
 
 def hardtanh(t: Translator, node: fx.Node, x: Value, low: float = -1.0, high: float = 1.0) -> str:

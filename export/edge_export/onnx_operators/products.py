@@ -28,7 +28,7 @@ def _once(t: Translator, operand: fx.Node) -> str:
     """A constant that is the same for every product of a batch is one matrix, which MatMul repeats."""
     if t.is_constant(operand):
         constant = t.constant_tensor(operand)
-        if constant.dim() > 2 and constant.stride(0) == 0:
+        if constant.dim() > 2 and bool((constant == constant[:1]).all()):
             return t.graph.constant(constant[0])
     return t.name(operand)
 

@@ -1,0 +1,109 @@
+"""Depthwise convolution of larger maps: the rows that a window sees, side by side, times one matrix.
+
+Along a row a convolution is a Toeplitz matrix for each row of the kernel; in the matrix of a channel those of
+the rows that a window sees lie one above the other. A copy of the rows and products of matrices take two
+thirds of the time of ONNX Runtime's depthwise convolutions and what their gradients are made of, less where a
+stride leaves rows out. Channels are outermost meanwhile: [C, B, H, W].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_export.decompositions.geometry import Axis, Geometry
+
+MOST_COLUMNS = 64
+"""Of a map: the arithmetic for each pixel grows with them."""
+
+
+class Sight(NamedTuple):
+    """What each position sees, ``seen[position]``, rows of a map; and what it makes of them.
+
+    Its row r is made of row e of those seen by ``taps[e][r]``, a row of the kernel, or none if that is its
+    extent.
+    """
+
+    seen: list[list[int]]
+    taps: list[list[int]]
+
+
+class Rowwise(NamedTuple):
+    """Kernels [C, 1, kh, kw]: see :class:`edge_export.decompositions.convolution.Form`."""
+
+    geometry: Geometry
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Each row of the output at a time."""
+        sight, pattern = _of_outputs(self.geometry.rows), self.geometry.columns.meets(x)
+        made = _side_by_side(x, sight.seen) @ _matrices(weight, sight.taps, pattern)
+        return made.reshape(weight.shape[0], -1, *self.geometry.out).transpose(0, 1)
+
+    def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
+        """As many rows of the map at once as the stride is."""
+        rows, columns, _ = self.geometry
+        sight, pattern = _of_inputs(rows), columns.meets(weight).transpose(1, 2)
+        made = _side_by_side(grad_output, sight.seen) @ _matrices(weight, sight.taps, pattern)
+        height = len(sight.seen) * rows.stride
+        result = made.reshape(weight.shape[0], -1, height, columns.size)
+        return (result if height == rows.size else result[:, :, : rows.size]).transpose(0, 1)
+
+    def weight_gradient(self, grad_output: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Sums along the diagonals of one product a channel."""
+        rows, columns, _ = self.geometry
+        seen = _side_by_side(x, _of_outputs(rows).seen)
+        outputs = grad_output.transpose(0, 1).reshape(weight.shape[0], -1, columns.out)
+        # The smaller of the two is turned.
+        by_matrix = (outputs.transpose(1, 2) @ seen).reshape(-1, columns.out, rows.kernel, columns.size)
+        by_row = by_matrix.transpose(1, 2).reshape(-1, columns.out * columns.size)
+        pattern = columns.meets(x).transpose(1, 2).flatten(1)
+        return (by_row @ pattern.t()).reshape(weight.shape)
+
+
+def _of_outputs(rows: Axis) -> Sight:
+    """For each row of the output those of the map that its window sees."""
+    kernel, _, out, stride, padding, dilation = rows
+    seen = [[o * stride - padding + tap * dilation for tap in range(kernel)] for o in range(out)]
+    return Sight(seen, [[tap] for tap in range(kernel)])
+
+
+def _of_inputs(rows: Axis) -> Sight:
+    """For each ``stride`` rows of the map those of the output that they have a part in."""
+    kernel, size, _, stride, padding, dilation = rows
+    # Row r of position q meets the output's row q + shift by the tap for which both lie at the same pixel.
+    met = {
+        ((r + padding - tap * dilation) // stride, r): tap
+        for r in range(stride)
+        for tap in range(kernel)
+        if (r + padding - tap * dilation) % stride == 0
+    }
+    shifts = range(min(shift for shift, _ in met), max(shift for shift, _ in met) + 1)
+    seen = [[q + shift for shift in shifts] for q in range(-(-size // stride))]
+    return Sight(seen, [[met.get((shift, r), kernel) for r in range(stride)] for shift in shifts])
+
+
+def _side_by_side(x: Tensor, seen: list[list[int]]) -> Tensor:
+    """[C, B · positions, rows seen · W]; a row outside the map is 0."""
+    channels, height, width = (int(size) for size in x.shape[1:])
+    index = [row if 0 <= row < height else height for position in seen for row in position]
+    lines = x.transpose(0, 1)
+    if height in index:
+        lines = functional.pad(lines, (0, 0, 0, 1))
+    gathered = lines[:, :, torch.tensor(index, device=x.device)]
+    return gathered.reshape(channels, -1, len(seen[0]) * width)
+
+
+def _matrices(weight: Tensor, taps: list[list[int]], pattern: Tensor) -> Tensor:
+    """[C, rows seen · W, rows made · W'] for ``pattern`` [kw, W, W']."""
+    channels, _, kernel, width = weight.shape
+    by_row = (weight.reshape(-1, width) @ pattern.flatten(1)).reshape(channels, kernel, -1)
+    chosen = [tap for made in taps for tap in made]
+    if kernel in chosen:
+        by_row = functional.pad(by_row, (0, 0, 0, 1))
+    if chosen != list(range(by_row.shape[1])):
+        by_row = by_row[:, torch.tensor(chosen, device=weight.device)]
+    blocks = by_row.reshape(channels, len(taps), len(taps[0]), *pattern.shape[1:])
+    return blocks.transpose(2, 3).reshape(channels, len(taps) * pattern.shape[1], -1)

@@ -1,0 +1,129 @@
+"""The gradients of a convolution by ONNX Runtime's own, each in the form that it computes fastest.
+
+Shapes throughout: ``x`` [B, C, H, W], ``weight`` [Co, C / groups, kh, kw], ``grad_output`` [B, Co, Ho, Wo].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_export.decompositions.geometry import Geometry
+from edge_export.decompositions.rowwise import Rowwise
+
+aten = torch.ops.aten
+
+
+class Stock(NamedTuple):
+    """Any kernel: see :class:`edge_export.decompositions.convolution.Form`."""
+
+    geometry: Geometry
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As it is."""
+        return _convolve(x, weight, self.geometry)
+
+    def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
+        """A convolution with the kernel turned, or a transposed one."""
+        rows, columns, groups = self.geometry
+        depthwise = weight.shape[1] == 1 and weight.shape[0] == groups
+        # Turning needs the padding that is left over to be none below 0.
+        fits = all(axis.padding <= axis.dilation * (axis.kernel - 1) for axis in (rows, columns))
+        if depthwise and rows.stride == columns.stride == 1 and fits:
+            return flipped_input_gradient(grad_output, weight, self.geometry)
+        return transposed_input_gradient(grad_output, weight, self.geometry)
+
+    def weight_gradient(self, grad_output: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """By products of matrices, but for groups of several channels."""
+        groups = self.geometry.groups
+        if weight.shape[1] == 1 and weight.shape[0] == groups > 1:
+            return Rowwise(self.geometry).weight_gradient(grad_output, x, weight)
+        if groups > 1:
+            return swapped_weight_gradient(grad_output, x, weight, self.geometry)
+        if x.shape[1] >= 16:
+            return tapwise_weight_gradient(grad_output, x, weight, self.geometry)
+        return rowwise_weight_gradient(grad_output, x, weight, self.geometry)
+
+
+def flipped_input_gradient(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """For depthwise at stride 1: the convolution with the kernel turned by 180 degrees."""
+    turned = geometry.by_axis(
+        lambda axis: axis._replace(padding=axis.dilation * (axis.kernel - 1) - axis.padding)
+    )
+    return _convolve(grad_output, weight.flip(2, 3), turned)
+
+
+def transposed_input_gradient(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """For all others: the transposed convolution, padded by the rows that no window reached."""
+    unreached = [
+        axis.size - ((axis.out - 1) * axis.stride - 2 * axis.padding + axis.dilation * (axis.kernel - 1) + 1)
+        for axis in (geometry.rows, geometry.columns)
+    ]
+    return _convolve(grad_output, weight, geometry, unreached)
+
+
+def tapwise_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """For 16 input channels or more: a product for each tap of the kernel, with the channels last."""
+    out_channels, channels, *kernel = weight.shape
+    above, beside = _taps(geometry)
+    padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, *_around(geometry)))
+    rows = grad_output.transpose(0, 1).reshape(out_channels, -1)
+    taps = [rows @ padded[:, i, j].reshape(-1, channels) for i in above for j in beside]
+    return torch.stack(taps, 2).reshape(out_channels, channels, *kernel)
+
+
+def rowwise_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """For few input channels: the taps of a kernel row side by side as channels, a product for each row."""
+    out_channels, channels, height, width = weight.shape
+    pixels = geometry.rows.out * geometry.columns.out
+    above, beside = _taps(geometry)
+    padded = functional.pad(x, _around(geometry))
+    columns = torch.cat([padded[:, :, :, j] for j in beside], 1)
+    flat = grad_output.reshape(-1, out_channels, pixels)
+    rows = [
+        (flat @ columns[:, :, i].reshape(-1, width * channels, pixels).transpose(1, 2)).sum(0) for i in above
+    ]
+    return torch.stack(rows, 1).reshape(out_channels, height, width, channels).permute(0, 3, 1, 2)
+
+
+def swapped_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """For groups: a convolution with batch and channels swapped, stride and dilation exchanged."""
+    groups, (kh, kw) = geometry.groups, weight.shape[2:]
+    channels, height, width = x.shape[1:]
+    swapped = x.reshape(-1, groups, channels // groups, height, width).permute(2, 1, 0, 3, 4)
+    result = _convolve(
+        swapped.reshape(channels // groups, -1, height, width),
+        grad_output.transpose(0, 1),
+        geometry.by_axis(lambda axis: axis._replace(stride=axis.dilation, dilation=axis.stride)),
+    )
+    return result[:, :, :kh, :kw].transpose(0, 1).reshape(weight.shape)
+
+
+def _taps(geometry: Geometry) -> tuple[list[slice], list[slice]]:
+    """For each tap of the kernel the rows, and the columns, of the padded map that it meets."""
+    above, beside = (
+        [
+            slice(tap * axis.dilation, tap * axis.dilation + axis.stride * (axis.out - 1) + 1, axis.stride)
+            for tap in range(axis.kernel)
+        ]
+        for axis in (geometry.rows, geometry.columns)
+    )
+    return above, beside
+
+
+def _around(geometry: Geometry) -> tuple[int, int, int, int]:
+    beside, above = geometry.columns.padding, geometry.rows.padding
+    return beside, beside, above, above
+
+
+def _convolve(x: Tensor, weight: Tensor, geometry: Geometry, unreached: list[int] | None = None) -> Tensor:
+    """Transposed where ``unreached`` is given."""
+    strides, paddings, dilations = zip(*(axis[3:] for axis in geometry[:2]), strict=True)
+    transposed = unreached is not None
+    result: Tensor = aten.convolution(
+        x, weight, None, strides, paddings, dilations, transposed, unreached or (0, 0), geometry.groups
+    )
+    return result

@@ -79,7 +79,12 @@ def test_gradients_of_a_transposed_convolution_are_autograds(groups, stride, pad
 
 @pytest.mark.parametrize(
     "gradient",
-    [stock.tapwise_weight_gradient, stock.rowwise_weight_gradient, stock.swapped_weight_gradient],
+    [
+        stock.tapwise_weight_gradient,
+        stock.rowwise_weight_gradient,
+        stock.swapped_weight_gradient,
+        stock.unfolded_weight_gradient,
+    ],
 )
 def test_every_dense_form_of_the_weight_gradient_agrees(gradient):
     x = torch.randn(3, 5, 9, 8, dtype=torch.float64)

@@ -37,6 +37,17 @@ def test_a_matrix_that_multiplies_at_every_frequency_is_stored_once():
     assert any(m.shape == (30, 16) for m in matrices)
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6])
+def test_an_activation_comes_right_behind_the_convolution_that_ends_batch_norm(activation):
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), activation()),
+        *(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
+    )
+    step = onnx.load_model_from_string(export_bundle(model, (3, 8, 8)).program("onnx", "train")).graph
+    made_by = {name: node.op_type for node in step.node for name in node.output}
+    assert "Conv" in {made_by.get(node.input[0]) for node in step.node if node.op_type in ("Relu", "Clip")}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_no_metadata_and_no_path_of_a_source_file_is_left(bundle, method):
     data = bundle.program("onnx", method)

@@ -27,6 +27,10 @@ def outside(x):
     return x.permute(FIRST)
 
 
+def repeated(x):
+    return x.sum((2, 3), keepdim=True).expand(x.shape)
+
+
 # What is computed on x [3, 4, 5, 6] and a vector v [4]; the permutations that must be left.
 CASES = {
     "there and back": (lambda x, v: outside(torch.relu(inside(x))), 0),
@@ -42,6 +46,9 @@ CASES = {
     "one that is needed": (lambda x, v: inside(x).reshape(4, -1), 1),
     "what no rule knows": (lambda x, v: outside(torch.cumsum(inside(x), 0)), 2),
     "an activation in place": (lambda x, v: torch.relu_(outside(torch.exp(inside(x)))), 0),
+    "what is repeated": (lambda x, v: outside(torch.relu(inside(x))) * repeated(x) / 7, 0),
+    "what is repeated, turned": (lambda x, v: outside(inside(x) + inside(repeated(x))), 0),
+    "what is repeated alone": (lambda x, v: (repeated(x) / 7).sum((2, 3)), 0),
     "axes of one": (lambda x, v: inside(x.sum((2, 3), keepdim=True)).reshape(4, 3), 1),
     "of other numbers": (lambda x, v: torch.where(outside(inside(x)) > 0, x, v.view(4, 1, 1)), 0),
 }
@@ -58,6 +65,14 @@ def test_the_result_is_the_same_with_no_more_permutations_than_it_takes(name):
     torch.testing.assert_close(found, expected)
     turned = [node for node in rid.graph.nodes if node.target is aten.permute_copy.default]
     assert len(turned) == left
+
+
+def test_what_an_operator_repeats_is_not_copied():
+    x, v = torch.randn(3, 4, 5, 6), torch.randn(4)
+    graph = make_fx(CASES["what is repeated"][0])(x, v)
+    assert aten.expand.default in {node.target for node in graph.graph.nodes}
+    rid = without_permutations(graph, fakes(x, v), {})
+    assert aten.expand_copy.default not in {node.target for node in rid.graph.nodes}
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -16,6 +16,9 @@ from edge_export.decompositions.rowwise import Rowwise
 
 aten = torch.ops.aten
 
+MOST_TAPS = 32
+"""Of all channels of a window, up to which a product with as many copies what the window sees fastest."""
+
 
 class Stock(NamedTuple):
     """Any kernel: see :class:`edge_export.decompositions.convolution.Form`."""
@@ -43,6 +46,8 @@ class Stock(NamedTuple):
             return Rowwise(self.geometry).weight_gradient(grad_output, x, weight)
         if groups > 1:
             return swapped_weight_gradient(grad_output, x, weight, self.geometry)
+        if weight[0].numel() <= MOST_TAPS:
+            return unfolded_weight_gradient(grad_output, x, weight, self.geometry)
         if x.shape[1] >= 16:
             return tapwise_weight_gradient(grad_output, x, weight, self.geometry)
         return rowwise_weight_gradient(grad_output, x, weight, self.geometry)
@@ -63,6 +68,15 @@ def transposed_input_gradient(grad_output: Tensor, weight: Tensor, geometry: Geo
         for axis in (geometry.rows, geometry.columns)
     ]
     return _convolve(grad_output, weight, geometry, unreached)
+
+
+def unfolded_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """For three channels: what a window sees as channels, by a convolution that copies, and one product."""
+    taps = weight[0].numel()
+    copying = torch.eye(taps, dtype=x.dtype, device=x.device).reshape(taps, *weight.shape[1:])
+    seen = _convolve(x, copying, geometry).transpose(0, 1).reshape(taps, -1)
+    rows = grad_output.transpose(0, 1).reshape(weight.shape[0], -1)
+    return (rows @ seen.t()).reshape(weight.shape)
 
 
 def tapwise_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

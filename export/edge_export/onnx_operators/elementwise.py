@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor, fx
 from edge_export.translator import Translator, Value, dtype_of, same_sizes, sizes_of
 
 aten = torch.ops.aten
+
+SHORT = 128
+"""Numbers in a row up to which it costs more to begin one than to work on it."""
 
 
 def narrow(t: Translator, value: Value, other: Value, result: fx.Node) -> Value:
@@ -44,9 +48,26 @@ def binary(op: str) -> Callable[..., str]:
         first, second = t.name(a, dtype), t.name(b, dtype)
         if alpha != 1:
             second = t.graph("Mul", second, t.name(alpha, dtype))
+        first, second = _over_rows(t, a, first, node), _over_rows(t, b, second, node)
         return _without_trailing_ones(t, op, (a, first), (b, second), node)
 
     return translate
+
+
+def _over_rows(t: Translator, value: Value, name: str, node: fx.Node) -> str:
+    """An operand that is repeated before and behind its axes, along those behind where they are short.
+
+    ONNX Runtime works row by row then, and not by pieces of a few numbers.
+    """
+    sizes, result = sizes_of(value), sizes_of(node)
+    behind = len(sizes) - next(
+        (i for i, size in enumerate(reversed(sizes)) if not same_sizes([size], [1])), 0
+    )
+    pixels = [int(size) for size in result[behind:] if isinstance(size, int)]
+    repeated = len(sizes) == len(result) and not same_sizes(sizes[:1], result[:1])
+    if not repeated or len(pixels) < len(result) - behind or not 1 < math.prod(pixels) < SHORT:
+        return name
+    return t.graph("Expand", name, t.exact_shape([*sizes[:behind], *pixels]))
 
 
 def _without_trailing_ones(
@@ -149,17 +170,25 @@ def where(t: Translator, node: fx.Node, condition: Value, a: Value, b: Value) ->
 
 
 def clamp(t: Translator, node: fx.Node, x: Value, low: float | None = None, high: float | None = None) -> str:
-    """Numbers as bounds. Right behind a convolution, before a reshape, ONNX Runtime makes the two one."""
+    """Numbers as bounds."""
     dtype = dtype_of(node)
     bounds = ["" if bound is None else t.name(bound, dtype) for bound in (low, high)]
-    name = t.name(x, dtype)
+    return _activated(t, node, "Clip", t.name(x, dtype), *(bounds if bounds[1] else bounds[:1]))
+
+
+def relu(t: Translator, node: fx.Node, x: fx.Node) -> str:
+    """0 below 0."""
+    return _activated(t, node, "Relu", t.name(x))
+
+
+def _activated(t: Translator, node: fx.Node, op: str, name: str, *bounds: str) -> str:
+    """``op``, of a convolution that is reshaped right behind it, where ONNX Runtime makes the two one."""
     reshape = t.graph.producer(name)
     if reshape is not None and reshape.op_type == "Reshape":
         convolution = t.graph.producer(reshape.input[0])
         if convolution is not None and convolution.op_type == "Conv":
-            name = reshape.input[0]
-    clipped = t.graph("Clip", name, *(bounds if bounds[1] else bounds[:1]))
-    return t.reshaped(clipped, sizes_of(node)) if name != t.name(x, dtype) else clipped
+            return t.reshaped(t.graph(op, reshape.input[0], *bounds), sizes_of(node))
+    return t.graph(op, name, *bounds)
 
 
 def hardtanh(t: Translator, node: fx.Node, x: Value, low: float = -1.0, high: float = 1.0) -> str:
@@ -266,7 +295,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.log.default: unary("Log"),
     aten.neg.default: unary("Neg"),
     aten.reciprocal.default: unary("Reciprocal"),
-    aten.relu.default: unary("Relu"),
+    aten.relu.default: relu,
     aten.rsqrt.default: unary("Sqrt", "Reciprocal"),
     aten.sigmoid.default: unary("Sigmoid"),
     aten.sign.default: unary("Sign"),

@@ -156,7 +156,7 @@ def measure(name: str, folder: str, quick: bool) -> tuple[dict[str, float], dict
     if name == "cnn" and not quick:
         figures |= against_stock(name, folder, ms["executorch"])
     curves = {}
-    if name == "cnn" or (not quick and name != "mobilenet_v2_96"):
+    if name == "cnn" or not quick:
         last, steps = (10, 20) if quick else (20, 200)
         compared = ("eager", *PREFIX)
         curves = {kind: in_process("loss", kind, name, folder, steps)["losses"] for kind in compared}

@@ -16,7 +16,9 @@ def test_the_public_names_are_these():
         "RuntimeUnavailableError", "Sharing", "TensorError", "Visit", "__version__",
     ]  # fmt: skip
     assert edge_server.__all__ == ["Evaluation", "Outcome", "RoundResult", "RunConfig", "Server"]
-    assert edge_export.__all__ == ["DescriberSettings", "ExportError", "export_bundle", "inference_onnx"]
+    assert edge_export.__all__ == [
+        "DescriberSettings", "ExportError", "Pipeline", "export_bundle", "inference_onnx",
+    ]  # fmt: skip
     assert edge_simulation.__all__ == [
         "EmbeddedBroker", "MosquittoBroker", "Partition", "Report", "RunResult", "Simulated", "TrainTest",
         "balanced",

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from edge_export.describe import DescriberSettings
     from edge_export.errors import ExportError
     from edge_export.inference import inference_onnx
+    from edge_sdk.manifest import Pipeline
 
-__all__ = ["DescriberSettings", "ExportError", "export_bundle", "inference_onnx"]
+__all__ = ["DescriberSettings", "ExportError", "Pipeline", "export_bundle", "inference_onnx"]
 
 _HOME = {
     "DescriberSettings": "edge_export.describe",
     "ExportError": "edge_export.errors",
+    "Pipeline": "edge_sdk.manifest",
     "export_bundle": "edge_export.bundle",
     "inference_onnx": "edge_export.inference",
 }

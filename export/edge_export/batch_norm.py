@@ -1,8 +1,8 @@
 """BatchNorm that weighs each sample, with a backward pass written out in the fewest passes over the maps.
 
 Ioffe and Szegedy (arXiv 1502.03167) with Σw in place of the batch's size. On a device each pass over a map
-costs memory traffic and little else, so both directions are sums of planes, small algebra on [B, C] and [C],
-and scale-and-shift by channel, which ONNX does in one pass (its BatchNormalization in inference mode).
+costs memory traffic and little else, so both directions are sums of planes, small algebra on [C], and
+scale-and-shift by channel, an operator that each lowering says in what its runtime does in one pass.
 """
 
 from __future__ import annotations

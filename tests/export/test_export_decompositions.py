@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions import activations, convolution, embedding, pooling, spectral, stock
+from edge_export.decompositions import activations, convolution, embedding, padding, pooling, spectral, stock
 from edge_export.decompositions.convolution import form_of
 from edge_export.decompositions.geometry import Geometry
 from edge_export.decompositions.pointwise import Pointwise
@@ -188,6 +188,17 @@ def test_adaptive_max_pooling_is_torchs_ties_included(out, pixels):
     grad = torch.randn_like(expected)
     (reference,) = torch.autograd.grad(expected, [x], grad)
     torch.testing.assert_close(pooling.adaptive_maximum_backward(grad, x, indices), reference)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("widths", [(1, 2, 0, 3), (0, 0, 2, 2)])
+def test_gradients_of_padding_by_the_map_itself_are_autograds(mode, widths):
+    x = torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    padded = functional.pad(x, widths, mode)
+    grad = torch.randn_like(padded)
+    (expected,) = torch.autograd.grad(padded, [x], grad)
+    chosen = padding.mirrored if mode == "reflect" else padding.nearest
+    torch.testing.assert_close(padding.backward(chosen)(grad, x, widths), expected)
 
 
 @pytest.mark.parametrize("padding_index", [-1, 2])

@@ -68,6 +68,13 @@ class Heads(nn.Module):
 
 
 NETS = {
+    "padding that wraps around, mirrors and repeats": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=(2, 1), padding_mode="circular"),
+        nn.Conv2d(4, 5, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(5, 5, 3, padding=1, padding_mode="replicate"),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    ),
     "overlapping and padded pools": lambda: nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1),
         nn.MaxPool2d(3, stride=2, padding=1),

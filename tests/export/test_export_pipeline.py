@@ -10,14 +10,13 @@ from torch import nn
 from torch.nn import functional
 from torch_oracle import state_of
 
-from edge_export import export_bundle
+from edge_export import Pipeline, export_bundle
 from edge_export.describe import ONNX, DescriberSettings
 from edge_export.models import CifarCNN, DigitsCNN
 from edge_export.pretrained import IMAGENET, Pretrained, random_mobilenet_v2
 from edge_sdk.bundle import Bundle
 from edge_sdk.data import ArrayDataset
 from edge_sdk.features import open_describer
-from edge_sdk.manifest import Pipeline
 from edge_sdk.runtime import Optimiser
 from edge_sdk.runtime.onnx import OnnxRuntime
 from edge_sdk.training import LocalTraining, evaluate, train

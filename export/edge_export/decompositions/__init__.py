@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
-from edge_export.decompositions import activations, convolution, embedding, normalisation, pooling
-from edge_export.layouts import on_settled
+from edge_export.decompositions import activations, convolution, embedding, normalisation, padding, pooling
+from edge_export.layouts import Rule, on_settled
 
 aten = torch.ops.aten
 
@@ -39,6 +39,8 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.embedding_dense_backward.default: embedding.backward,
     aten.threshold_backward.default: activations.threshold_backward,
     aten.hardtanh_backward.default: activations.hardtanh_backward,
+    aten.reflection_pad2d_backward.default: padding.backward(padding.mirrored),
+    aten.replication_pad2d_backward.default: padding.backward(padding.nearest),
     aten.empty_permuted.default: _zeros,
 }
 
@@ -55,7 +57,8 @@ TRAIN: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.convolution.default: convolution.forward,
 }
 
-RULES = {
+# How permutations move past what PyTorch has not, or ONNX has otherwise.
+RULES: dict[OpOverload[..., Any], Rule] = {
     torch.ops.edge_export.affine.default: normalisation.affine,
     aten.mm.default: on_settled(aten.mm.default),  # Gemm takes a matrix either way
 }

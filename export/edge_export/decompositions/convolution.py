@@ -6,6 +6,7 @@ The batch may be symbolic; all else is known. Ho and Wo follow from the rest, as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -38,10 +39,9 @@ def form_of(weight: Tensor, geometry: Geometry) -> Form:
     if geometry.is_pointwise:
         return Pointwise()
     if geometry.groups > 1 and channels == 1 and out_channels == geometry.groups:
-        height, width = geometry.size
-        if height * width * geometry.rows.out * geometry.columns.out <= toeplitz.MAX_ENTRIES:
+        if math.prod(geometry.size) * math.prod(geometry.out) <= toeplitz.MAX_ENTRIES:
             return toeplitz.Toeplitz(geometry)
-        if width <= rowwise.MOST_COLUMNS:
+        if geometry.size[1] <= rowwise.MOST_COLUMNS:
             return rowwise.Rowwise(geometry)
     if geometry.groups == 1 and spectral.pays(out_channels, channels, geometry):
         return spectral.spectral(geometry, weight)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
+
+from edge_export.decompositions.pooling import one_hot
 
 
 def mirrored(pixel: int, size: int) -> int:
@@ -27,9 +28,7 @@ def backward(chosen: Callable[[int, int], int]) -> Callable[[Tensor, Tensor, Seq
     def gradient(grad_output: Tensor, x: Tensor, widths: Sequence[int]) -> Tensor:
         left, right, above, below = widths
         rows, columns = (
-            torch.eye(size, dtype=x.dtype, device=x.device)[
-                [chosen(pixel, size) for pixel in range(-before, size + behind)]
-            ]
+            one_hot([chosen(pixel, size) for pixel in range(-before, size + behind)], size, x)
             for size, before, behind in (
                 (int(x.shape[-2]), above, below),
                 (int(x.shape[-1]), left, right),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from edge_export.errors import ExportError
+from edge_export.windows import Window
 
 aten = torch.ops.aten
 
@@ -119,9 +120,9 @@ def adaptive_maximum_backward(grad_output: Tensor, x: Tensor, indices: Tensor) -
         grad_output, windows, kernel, kernel, [0, 0], [1, 1], False, indices
     )
     if grad.shape[2] != x.shape[2]:
-        grad = _one_hot(_pixels(x.shape[2], grad_output.shape[2]), x.shape[2], x).t() @ grad
+        grad = one_hot(_pixels(x.shape[2], grad_output.shape[2]), x.shape[2], x).t() @ grad
     if grad.shape[3] != x.shape[3]:
-        grad = grad @ _one_hot(_pixels(x.shape[3], grad_output.shape[3]), x.shape[3], x)
+        grad = grad @ one_hot(_pixels(x.shape[3], grad_output.shape[3]), x.shape[3], x)
     return grad
 
 
@@ -143,7 +144,7 @@ def _pixels(size: int, out: int) -> list[int]:
     return [window[min(i, len(window) - 1)] for window in windows for i in range(longest)]
 
 
-def _one_hot(pixels: list[int], size: int, like: Tensor) -> Tensor:
+def one_hot(pixels: list[int], size: int, like: Tensor) -> Tensor:
     """The matrix [len(pixels), size] that takes those out of an axis."""
     return torch.eye(int(size), dtype=like.dtype, device=like.device)[pixels]
 
@@ -161,8 +162,6 @@ def _matrices(
         raise ExportError("average pooling with divisor_override is not covered: leave it out")
     matrices = []
     for size, k, s, p in zip(x.shape[-2:], kernel, stride or kernel, padding, strict=True):
-        out = (int(size) + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
-        if ceil_mode and (out - 1) * s >= int(size) + p:
-            out -= 1  # PyTorch drops a last window that would start in the padding
+        out = Window(k, s, p, ceil=ceil_mode).out(int(size))
         matrices.append(window_shares(int(size), out, k, s, p, count_include_pad, x))
     return matrices

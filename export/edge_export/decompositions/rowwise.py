@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions.geometry import Axis, Geometry
+from edge_export.decompositions.geometry import Geometry, meets
+from edge_export.windows import Window
 
 MOST_COLUMNS = 64
 """Of a map: the arithmetic for each pixel grows with them."""
@@ -38,41 +39,44 @@ class Rowwise(NamedTuple):
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """Each row of the output at a time."""
-        sight, pattern = _of_outputs(self.geometry.rows), self.geometry.columns.meets(x)
-        made = _side_by_side(x, sight.seen) @ _matrices(weight, sight.taps, pattern)
+        sight = self._of_outputs()
+        made = _side_by_side(x, sight.seen) @ _matrices(weight, sight.taps, self._pattern(x))
         return made.reshape(weight.shape[0], -1, *self.geometry.out).transpose(0, 1)
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
         """As many rows of the map at once as the stride is."""
-        rows, columns, _ = self.geometry
-        sight, pattern = _of_inputs(rows), columns.meets(weight).transpose(1, 2)
+        height, width = self.geometry.size
+        sight, pattern = _of_inputs(self.geometry.rows, height), self._pattern(weight).transpose(1, 2)
         made = _side_by_side(grad_output, sight.seen) @ _matrices(weight, sight.taps, pattern)
-        height = len(sight.seen) * rows.stride
-        result = made.reshape(weight.shape[0], -1, height, columns.size)
-        return (result if height == rows.size else result[:, :, : rows.size]).transpose(0, 1)
+        count = len(sight.seen) * self.geometry.rows.stride
+        result = made.reshape(weight.shape[0], -1, count, width)
+        return (result if count == height else result[:, :, :height]).transpose(0, 1)
 
     def weight_gradient(self, grad_output: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Sums along the diagonals of one product a channel."""
-        rows, columns, _ = self.geometry
-        seen = _side_by_side(x, _of_outputs(rows).seen)
-        outputs = grad_output.transpose(0, 1).reshape(weight.shape[0], -1, columns.out)
+        kernel, width, out = self.geometry.rows.extent, self.geometry.size[1], self.geometry.out[1]
+        seen = _side_by_side(x, self._of_outputs().seen)
+        outputs = grad_output.transpose(0, 1).reshape(weight.shape[0], -1, out)
         # The smaller of the two is turned.
-        by_matrix = (outputs.transpose(1, 2) @ seen).reshape(-1, columns.out, rows.kernel, columns.size)
-        by_row = by_matrix.transpose(1, 2).reshape(-1, columns.out * columns.size)
-        pattern = columns.meets(x).transpose(1, 2).flatten(1)
+        by_matrix = (outputs.transpose(1, 2) @ seen).reshape(-1, out, kernel, width)
+        by_row = by_matrix.transpose(1, 2).reshape(-1, out * width)
+        pattern = self._pattern(x).transpose(1, 2).flatten(1)
         return (by_row @ pattern.t()).reshape(weight.shape)
 
+    def _of_outputs(self) -> Sight:
+        """For each row of the output those of the map that its window sees."""
+        by_tap = self.geometry.rows.seen(self.geometry.size[0])
+        return Sight(
+            [list(rows) for rows in zip(*by_tap, strict=True)], [[tap] for tap in range(len(by_tap))]
+        )
 
-def _of_outputs(rows: Axis) -> Sight:
-    """For each row of the output those of the map that its window sees."""
-    kernel, _, out, stride, padding, dilation = rows
-    seen = [[o * stride - padding + tap * dilation for tap in range(kernel)] for o in range(out)]
-    return Sight(seen, [[tap] for tap in range(kernel)])
+    def _pattern(self, like: Tensor) -> Tensor:
+        return meets(self.geometry.columns, self.geometry.size[1], like)
 
 
-def _of_inputs(rows: Axis) -> Sight:
+def _of_inputs(rows: Window, size: int) -> Sight:
     """For each ``stride`` rows of the map those of the output that they have a part in."""
-    kernel, size, _, stride, padding, dilation = rows
+    kernel, stride, padding, dilation, _ = rows
     # Row r of position q meets the output's row q + shift by the tap for which both lie at the same pixel.
     met = {
         ((r + padding - tap * dilation) // stride, r): tap

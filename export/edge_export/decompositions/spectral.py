@@ -33,7 +33,7 @@ def pays(out_channels: int, channels: int, geometry: Geometry) -> bool:
     By what ONNX Runtime takes for a layer and its gradients: its own convolutions reach half of the speed of
     a product of matrices, and somewhat more where a stride leaves outputs out.
     """
-    taps = geometry.rows.kernel * geometry.columns.kernel
+    taps = geometry.rows.extent * geometry.columns.extent
     if channels < 4 or taps == 1:
         return False
     frequencies, period = _periods(geometry)[0] // 2 + 1, _periods(geometry)[1]
@@ -100,10 +100,10 @@ class Spectral(NamedTuple):
 
 def spectral(geometry: Geometry, like: Tensor) -> Spectral:
     """The form of one convolution, in the dtype of ``like``."""
-    periods, axes = _periods(geometry), (geometry.rows, geometry.columns)
-    seen = [range(axis.size) for axis in axes]
-    taps = [range(-axis.padding, axis.dilation * axis.kernel - axis.padding, axis.dilation) for axis in axes]
-    seeing = [range(0, axis.stride * axis.out, axis.stride) for axis in axes]
+    periods = _periods(geometry)
+    seen = [range(size) for size in geometry.size]
+    taps = [range(-w.padding, w.dilation * w.extent - w.padding, w.dilation) for w, _, _ in geometry.axes]
+    seeing = [range(0, window.stride * out, window.stride) for window, _, out in geometry.axes]
     height, width = periods
     # A frequency that stands for its mirror image counts twice.
     shares = [(1 if f in (0, height / 2) else 2) / (height * width) for f in range(height // 2 + 1)]
@@ -119,7 +119,7 @@ def spectral(geometry: Geometry, like: Tensor) -> Spectral:
 
 def _periods(geometry: Geometry) -> Pair:
     """Extents of the transform: the padding before a map may be what lies behind it, as both are 0."""
-    height, width = (axis.size + axis.padding for axis in (geometry.rows, geometry.columns))
+    height, width = (size + window.padding for window, size, _ in geometry.axes)
     return height, width
 
 

@@ -5,6 +5,7 @@ Shapes throughout: ``x`` [B, C, H, W], ``weight`` [Co, C / groups, kh, kw], ``gr
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,10 +32,10 @@ class Stock(NamedTuple):
 
     def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
         """A convolution with the kernel turned, or a transposed one."""
-        rows, columns, groups = self.geometry
+        rows, columns, _, groups = self.geometry
         depthwise = weight.shape[1] == 1 and weight.shape[0] == groups
         # Turning needs the padding that is left over to be none below 0.
-        fits = all(axis.padding <= axis.dilation * (axis.kernel - 1) for axis in (rows, columns))
+        fits = all(window.flipped().padding >= 0 for window in (rows, columns))
         if depthwise and rows.stride == columns.stride == 1 and fits:
             return flipped_input_gradient(grad_output, weight, self.geometry)
         return transposed_input_gradient(grad_output, weight, self.geometry)
@@ -55,17 +56,15 @@ class Stock(NamedTuple):
 
 def flipped_input_gradient(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """For depthwise at stride 1: the convolution with the kernel turned by 180 degrees."""
-    turned = geometry.by_axis(
-        lambda axis: axis._replace(padding=axis.dilation * (axis.kernel - 1) - axis.padding)
-    )
-    return _convolve(grad_output, weight.flip(2, 3), turned)
+    rows, columns = geometry.rows.flipped(), geometry.columns.flipped()
+    return _convolve(grad_output, weight.flip(2, 3), geometry._replace(rows=rows, columns=columns))
 
 
 def transposed_input_gradient(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """For all others: the transposed convolution, padded by the rows that no window reached."""
     unreached = [
-        axis.size - ((axis.out - 1) * axis.stride - 2 * axis.padding + axis.dilation * (axis.kernel - 1) + 1)
-        for axis in (geometry.rows, geometry.columns)
+        size - ((out - 1) * window.stride - 2 * window.padding + window.reach)
+        for window, size, out in geometry.axes
     ]
     return _convolve(grad_output, weight, geometry, unreached)
 
@@ -92,7 +91,7 @@ def tapwise_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geom
 def rowwise_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """For few input channels: the taps of a kernel row side by side as channels, a product for each row."""
     out_channels, channels, height, width = weight.shape
-    pixels = geometry.rows.out * geometry.columns.out
+    pixels = math.prod(geometry.out)
     above, beside = _taps(geometry)
     padded = functional.pad(x, _around(geometry))
     columns = torch.cat([padded[:, :, :, j] for j in beside], 1)
@@ -108,10 +107,14 @@ def swapped_weight_gradient(grad_output: Tensor, x: Tensor, weight: Tensor, geom
     groups, (kh, kw) = geometry.groups, weight.shape[2:]
     channels, height, width = x.shape[1:]
     swapped = x.reshape(-1, groups, channels // groups, height, width).permute(2, 1, 0, 3, 4)
+    rows, columns = (
+        window._replace(stride=window.dilation, dilation=window.stride)
+        for window in (geometry.rows, geometry.columns)
+    )
     result = _convolve(
         swapped.reshape(channels // groups, -1, height, width),
         grad_output.transpose(0, 1),
-        geometry.by_axis(lambda axis: axis._replace(stride=axis.dilation, dilation=axis.stride)),
+        geometry._replace(rows=rows, columns=columns),
     )
     return result[:, :, :kh, :kw].transpose(0, 1).reshape(weight.shape)
 
@@ -120,10 +123,10 @@ def _taps(geometry: Geometry) -> tuple[list[slice], list[slice]]:
     """For each tap of the kernel the rows, and the columns, of the padded map that it meets."""
     above, beside = (
         [
-            slice(tap * axis.dilation, tap * axis.dilation + axis.stride * (axis.out - 1) + 1, axis.stride)
-            for tap in range(axis.kernel)
+            slice(tap * window.dilation, tap * window.dilation + window.stride * (out - 1) + 1, window.stride)
+            for tap in range(window.extent)
         ]
-        for axis in (geometry.rows, geometry.columns)
+        for window, _, out in geometry.axes
     )
     return above, beside
 
@@ -135,7 +138,7 @@ def _around(geometry: Geometry) -> tuple[int, int, int, int]:
 
 def _convolve(x: Tensor, weight: Tensor, geometry: Geometry, unreached: list[int] | None = None) -> Tensor:
     """Transposed where ``unreached`` is given."""
-    strides, paddings, dilations = zip(*(axis[3:] for axis in geometry[:2]), strict=True)
+    strides, paddings, dilations = zip(geometry.rows[1:4], geometry.columns[1:4], strict=True)
     transposed = unreached is not None
     result: Tensor = aten.convolution(
         x, weight, None, strides, paddings, dilations, transposed, unreached or (0, 0), geometry.groups

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from edge_export.decompositions.geometry import Geometry
+from edge_export.decompositions.geometry import Geometry, meets
 
 MAX_ENTRIES = 4096
 """Of one channel's matrix: an 8 x 8 map at stride 1 has as many. Building larger ones costs too much."""
@@ -48,7 +48,7 @@ class Toeplitz(NamedTuple):
 
     def _patterns(self, like: Tensor) -> Tensor:
         """For each tap, which input pixel meets which output pixel: [kh·kw, H·W·Ho·Wo] of 0 and 1."""
-        rows, columns = self.geometry.rows.meets(like), self.geometry.columns.meets(like)
+        rows, columns = (meets(window, size, like) for window, size, _ in self.geometry.axes)
         both = rows[:, None, :, None, :, None] * columns[None, :, None, :, None, :]
         return both.reshape(rows.shape[0] * columns.shape[0], -1)
 

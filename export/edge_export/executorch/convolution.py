@@ -13,7 +13,6 @@ from torch import Tensor
 from edge_export.errors import ExportError
 from edge_export.executorch import depthwise
 from edge_export.executorch.taps import (
-    Window,
     batch_first,
     batch_last,
     gathered,
@@ -21,8 +20,8 @@ from edge_export.executorch.taps import (
     multiply,
     permute,
     put_back,
-    windows,
 )
+from edge_export.windows import Window, windows
 
 
 def forward(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edge_export.executorch.taps import Window, gathered, multiply, permute
+from edge_export.executorch.taps import gathered, multiply, permute
+from edge_export.windows import Window
 
 aten = torch.ops.aten
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from edge_export.executorch.activations import above_zero
-from edge_export.executorch.taps import batch_first, batch_last, put_back, taps, windows
+from edge_export.executorch.taps import batch_first, batch_last, put_back, taps
+from edge_export.windows import windows
 
 OUTSIDE = -float("inf")
 """What lies around a map."""

@@ -11,6 +11,8 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
 
+from edge_export.schedule import by_depth
+
 OPSET = 18
 IR_VERSION = 10
 """The newest that ONNX Runtime 1.20 reads."""
@@ -97,7 +99,7 @@ class OnnxGraph:
             node.output[:] = [renamed.get(name, name) for name in node.output]
         nodes, needed = _live(nodes, {name for name, *_ in outputs})
         graph = helper.make_graph(
-            nodes,
+            by_depth(nodes),
             "program",
             [_declaration(name, example, batched) for name, example, batched in inputs if name in needed],
             [_declaration(name, example, batched) for name, _, example, batched in outputs],

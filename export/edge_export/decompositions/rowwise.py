@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge_export.decompositions.geometry import Geometry, meets
-from edge_export.windows import Window
 
 MOST_COLUMNS = 64
 """Of a map: the arithmetic for each pixel grows with them."""
@@ -46,22 +45,34 @@ class Rowwise(NamedTuple):
     def input_gradient(self, grad_output: Tensor, weight: Tensor) -> Tensor:
         """As many rows of the map at once as the stride is."""
         height, width = self.geometry.size
-        sight, pattern = _of_inputs(self.geometry.rows, height), self._pattern(weight).transpose(1, 2)
+        sight, pattern = self._of_inputs(), self._pattern(weight).transpose(1, 2)
         made = _side_by_side(grad_output, sight.seen) @ _matrices(weight, sight.taps, pattern)
         count = len(sight.seen) * self.geometry.rows.stride
         result = made.reshape(weight.shape[0], -1, count, width)
         return (result if count == height else result[:, :, :height]).transpose(0, 1)
 
     def weight_gradient(self, grad_output: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Sums along the diagonals of one product a channel."""
-        kernel, width, out = self.geometry.rows.extent, self.geometry.size[1], self.geometry.out[1]
-        seen = _side_by_side(x, self._of_outputs().seen)
-        outputs = grad_output.transpose(0, 1).reshape(weight.shape[0], -1, out)
+        """Sums along the diagonals of one product a channel, of what the input's gradient sees too.
+
+        What the forward pass sees would do as well, and be kept until now in as many copies.
+        """
+        channels, _, kernel, _ = weight.shape
+        (height, width), (_, out) = self.geometry.size, self.geometry.out
+        sight, at_once = self._of_inputs(), self.geometry.rows.stride
+        lines = x.transpose(0, 1)
+        if spare := len(sight.seen) * at_once - height:
+            lines = functional.pad(lines, (0, 0, 0, spare))
+        pixels, seen = lines.reshape(channels, -1, at_once * width), _side_by_side(grad_output, sight.seen)
         # The smaller of the two is turned.
-        by_matrix = (outputs.transpose(1, 2) @ seen).reshape(-1, out, kernel, width)
-        by_row = by_matrix.transpose(1, 2).reshape(-1, out * width)
-        pattern = self._pattern(x).transpose(1, 2).flatten(1)
-        return (by_row @ pattern.t()).reshape(weight.shape)
+        if pixels.shape[2] <= seen.shape[2]:
+            by_matrix = pixels.transpose(1, 2) @ seen
+        else:
+            by_matrix = (seen.transpose(1, 2) @ pixels).transpose(1, 2)
+        blocks = by_matrix.reshape(channels * at_once, width, -1, out).transpose(1, 2)
+        by_row = blocks.reshape(-1, width * out) @ self._pattern(x).flatten(1).t()
+        met = [made[row] for row in range(at_once) for made in sight.taps]
+        of_taps = torch.tensor([met.index(tap) for tap in range(kernel)], device=x.device)
+        return by_row.reshape(channels, len(met), -1)[:, of_taps].reshape(weight.shape)
 
     def _of_outputs(self) -> Sight:
         """For each row of the output those of the map that its window sees."""
@@ -70,23 +81,22 @@ class Rowwise(NamedTuple):
             [list(rows) for rows in zip(*by_tap, strict=True)], [[tap] for tap in range(len(by_tap))]
         )
 
+    def _of_inputs(self) -> Sight:
+        """For each ``stride`` rows of the map those of the output that they have a part in."""
+        kernel, stride, padding, dilation, _ = self.geometry.rows
+        # Row r of position q meets the output's row q + shift by the tap that takes both to one pixel.
+        met = {
+            ((r + padding - tap * dilation) // stride, r): tap
+            for r in range(stride)
+            for tap in range(kernel)
+            if (r + padding - tap * dilation) % stride == 0
+        }
+        shifts = range(min(shift for shift, _ in met), max(shift for shift, _ in met) + 1)
+        seen = [[q + shift for shift in shifts] for q in range(-(-self.geometry.size[0] // stride))]
+        return Sight(seen, [[met.get((shift, r), kernel) for r in range(stride)] for shift in shifts])
+
     def _pattern(self, like: Tensor) -> Tensor:
         return meets(self.geometry.columns, self.geometry.size[1], like)
-
-
-def _of_inputs(rows: Window, size: int) -> Sight:
-    """For each ``stride`` rows of the map those of the output that they have a part in."""
-    kernel, stride, padding, dilation, _ = rows
-    # Row r of position q meets the output's row q + shift by the tap for which both lie at the same pixel.
-    met = {
-        ((r + padding - tap * dilation) // stride, r): tap
-        for r in range(stride)
-        for tap in range(kernel)
-        if (r + padding - tap * dilation) % stride == 0
-    }
-    shifts = range(min(shift for shift, _ in met), max(shift for shift, _ in met) + 1)
-    seen = [[q + shift for shift in shifts] for q in range(-(-size // stride))]
-    return Sight(seen, [[met.get((shift, r), kernel) for r in range(stride)] for shift in shifts])
 
 
 def _side_by_side(x: Tensor, seen: list[list[int]]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def copy(t: Translator, node: fx.Node, _: fx.Node, source: fx.Node, *__: Any) ->
 
 def permute(t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int]) -> str:
     """Two in a row are one, or none; one that moves only axes of extent 1 is a reshape."""
-    name = t.name(x)
+    name, sizes = t.name(x), sizes_of(x)
     order = [dim % len(dims) for dim in dims]
     producer = t.graph.producer(name)
     if producer is not None and producer.op_type == "Transpose":
@@ -45,14 +46,47 @@ def permute(t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int]) -> st
         name, order = producer.input[0], [before[dim] for dim in order]
         if order == sorted(order):
             return str(name)
-    elif _moves_nothing(sizes_of(x), order):
+        sizes = [sizes[before.index(axis)] for axis in range(len(sizes))]
+    blocks, moves = _blocks(sizes, order)
+    if moves == sorted(moves):
         return t.reshaped(name, sizes_of(node))
-    return t.graph("Transpose", name, perm=order)
+    in_blocks = _moves_one(moves) or moves[-1] == len(moves) - 1
+    if in_blocks and len(moves) == len(order):
+        return t.graph("Transpose", name, perm=order)
+    # As few axes as possible: ONNX Runtime would make one of this and another behind some sum.
+    name = t.reshaped(name, blocks)
+    moved = t.graph("Transpose", name, perm=moves) if in_blocks else _in_two(t, name, blocks, moves)
+    return t.reshaped(moved, sizes_of(node))
 
 
-def _moves_nothing(sizes: list[int | torch.SymInt], order: list[int]) -> bool:
-    real = [dim for dim in order if not same_sizes([sizes[dim]], [1])]
-    return real == sorted(real)
+def _blocks(sizes: list[int | torch.SymInt], order: list[int]) -> tuple[list[int | torch.SymInt], list[int]]:
+    """Sizes and order where axes that stay side by side are one, and axes of extent 1 none."""
+    real = [axis for axis in range(len(sizes)) if not same_sizes([sizes[axis]], [1])]
+    runs: list[list[int]] = []
+    for axis in (real.index(axis) for axis in order if axis in real):
+        if runs and axis == runs[-1][-1] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    before = sorted(runs)
+    return [math.prod(sizes[real[axis]] for axis in run) for run in before], [before.index(r) for r in runs]
+
+
+def _moves_one(order: list[int]) -> bool:
+    """Whether ONNX Runtime moves an axis as a whole; it goes number by number otherwise, ten times slower."""
+    return any((rest := [axis for axis in order if axis != moved]) == sorted(rest) for moved in order)
+
+
+def _in_two(t: Translator, name: str, sizes: list[int | torch.SymInt], order: list[int]) -> str:
+    """First all but the innermost axis, in blocks of that; then the innermost, to where it belongs."""
+    innermost = len(order) - 1
+    outer = [axis for axis in order if axis != innermost]
+    above = order.index(innermost)
+    name = t.graph("Transpose", name, perm=[*outer, innermost])
+    # Other axes in between, or ONNX Runtime makes one of the two.
+    merged = [math.prod(sizes[axis] for axis in axes) for axes in (outer[:above], outer[above:])]
+    name = t.reshaped(name, [*merged, sizes[innermost]])
+    return t.graph("Transpose", name, perm=[0, 2, 1])
 
 
 def slice_axis(

@@ -32,6 +32,8 @@ CONVOLUTIONS = {
     "depthwise, large odd map": (Rowwise, 3, 4, 4, 17, 15, (3, 5), (1, 1), (1, 2), (1, 1), 4),
     "depthwise, large map, stride 2, dilated": (Rowwise, 2, 4, 4, 24, 23, (3, 3), (2, 2), (2, 1), (2, 1), 4),
     "depthwise, a stride beyond the kernel": (Rowwise, 2, 4, 4, 26, 25, (2, 2), (3, 3), (0, 0), (1, 1), 4),
+    "depthwise, fast by taps": (Stock, 2, 4, 4, 12, 20, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    "depthwise, slow by taps": (Rowwise, 2, 4, 4, 12, 20, (5, 5), (1, 1), (2, 2), (1, 1), 4),
     "depthwise, wide map": (Stock, 1, 2, 2, 5, 70, (3, 3), (1, 1), (1, 1), (1, 1), 2),
     "depthwise, wide map, stride 2": (Stock, 1, 2, 2, 6, 70, (3, 3), (2, 2), (1, 1), (1, 1), 2),
     "two channels out for each in": (Stock, 2, 4, 8, 7, 7, (3, 3), (1, 1), (1, 1), (1, 1), 4),

@@ -48,6 +48,19 @@ def test_an_activation_comes_right_behind_the_convolution_that_ends_batch_norm(a
     assert "Conv" in {made_by.get(node.input[0]) for node in step.node if node.op_type in ("Relu", "Clip")}
 
 
+def test_what_follows_a_wide_depthwise_convolution_has_channels_outermost():
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU6()),
+        *(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU6()),
+        *(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
+    )
+    step = onnx.load_model_from_string(export_bundle(model, (3, 24, 24)).program("onnx", "train")).graph
+    operators = [node.op_type for node in step.node]
+    # BatchNorm's affine part is a convolution of long rows there, and one operator for two elsewhere.
+    assert "BatchNormalization" not in operators
+    assert operators.count("Transpose") <= 8
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_no_metadata_and_no_path_of_a_source_file_is_left(bundle, method):
     data = bundle.program("onnx", method)

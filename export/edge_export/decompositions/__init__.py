@@ -60,5 +60,6 @@ TRAIN: dict[OpOverload[..., Any], Callable[..., Any]] = {
 # How permutations move past what PyTorch has not, or ONNX has otherwise.
 RULES: dict[OpOverload[..., Any], Rule] = {
     torch.ops.edge_export.affine.default: normalisation.affine,
+    aten.convolution.default: convolution.turned_output,
     aten.mm.default: on_settled(aten.mm.default),  # Gemm takes a matrix either way
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from edge_export.decompositions.geometry import Geometry
 from edge_export.decompositions.pointwise import Pointwise
 from edge_export.decompositions.stock import Stock
 from edge_export.errors import ExportError
+from edge_export.layouts import Value, turned
+from edge_export.layouts.values import all_settled
+
+aten = torch.ops.aten
 
 
 class Form(Protocol):
@@ -41,7 +45,7 @@ def form_of(weight: Tensor, geometry: Geometry) -> Form:
     if geometry.groups > 1 and channels == 1 and out_channels == geometry.groups:
         if math.prod(geometry.size) * math.prod(geometry.out) <= toeplitz.MAX_ENTRIES:
             return toeplitz.Toeplitz(geometry)
-        if geometry.size[1] <= rowwise.MOST_COLUMNS:
+        if rowwise.pays(geometry):
             return rowwise.Rowwise(geometry)
     if geometry.groups == 1 and spectral.pays(out_channels, channels, geometry):
         return spectral.spectral(geometry, weight)
@@ -104,3 +108,13 @@ def backward(
         form.weight_gradient(grad_output, x, weight) if output_mask[1] else None,
         by_bias,
     )
+
+
+def turned_output(x: Value, weight: Value, *rest: Any) -> Value:
+    """``aten.convolution``; if depthwise with channels outermost, as what lies around it wants them."""
+    result: Tensor = aten.convolution.default(*all_settled((x, weight, *rest)))
+    groups = rest[-1]
+    if result.dim() != 4 or groups == 1 or groups != weight.shape[0]:
+        return result
+    outermost = (1, 0, 2, 3)
+    return turned(aten.permute_copy.default(result, list(outermost)), outermost)

@@ -19,6 +19,17 @@ from edge_export.decompositions.geometry import Geometry, meets
 MOST_COLUMNS = 64
 """Of a map: the arithmetic for each pixel grows with them."""
 
+COLUMNS_BY_TAP = 6.5
+"""Likewise, for each tap of a kernel's row."""
+
+
+def pays(geometry: Geometry) -> bool:
+    """Whether ONNX Runtime's own convolution takes longer, which works by taps; its transposed one does."""
+    columns = geometry.size[1]
+    if geometry.rows.stride == geometry.columns.stride == 1:
+        return columns < COLUMNS_BY_TAP * geometry.columns.extent
+    return columns <= MOST_COLUMNS
+
 
 class Sight(NamedTuple):
     """What each position sees, ``seen[position]``, rows of a map; and what it makes of them.

@@ -136,6 +136,11 @@ def _check_modules(model: nn.Module) -> None:
             )
         if isinstance(module, nn.MultiheadAttention) and module.dropout:
             raise ExportError(f"{path}: attention with dropout is not covered: give it dropout=0")
+        if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) and module.weight.requires_grad:
+            raise ExportError(
+                f"{path or type(module).__name__}: training a convolution over 3 axes (aten.convolution) "
+                "is not covered: use nn.Conv2d"
+            )
         if isinstance(module, nn.RNNBase):
             raise ExportError(f"{path}: {type(module).__name__} is not covered, only layers for images are")
 

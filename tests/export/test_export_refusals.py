@@ -96,6 +96,13 @@ REFUSED = {
     ),
     "convolution over three axes": (
         lambda: nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 3, 1), nn.Flatten(), nn.Linear(324, 4)),
+        r"1: training a convolution over 3 axes \(aten\.convolution\)",
+    ),
+    "a frozen one, behind what trains": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 3, 1), nn.Unflatten(1, (1, 3)), nn.Conv3d(1, 3, 1).requires_grad_(False)),
+            *(nn.Flatten(), nn.Linear(324, 4)),
+        ),
         "convolution over 3 axes",
     ),
     "attention with dropout": (

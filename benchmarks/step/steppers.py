@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from step.cases import CASES, THREADS, make_model
+from step.cases import CASES, THREADS, batches, make_model
 
 LR = 0.01
+SETTLED_LR = LR / 10
 
 
 class Stepper(NamedTuple):
@@ -20,46 +21,69 @@ class Stepper(NamedTuple):
     weights: Callable[[], dict[str, np.ndarray]]
 
 
-def stepper(kind: str, name: str, folder: str) -> Stepper:
+def stepper(kind: str, name: str, folder: str, start: str | None = None) -> Stepper:
     """Of ``kind``: eager, exact (PyTorch in float64), nudged (PyTorch from weights 1e-7 larger), onnx,
-    executorch or stock."""
+    executorch or stock; from the weights that :func:`settle` wrote to ``start``, at a tenth of the rate."""
     if kind in ("eager", "exact", "nudged"):
-        return eager(name, "float64" if kind == "exact" else "float32", 1e-7 if kind == "nudged" else 0.0)
-    return stock(name) if kind == "stock" else ours(kind, f"{folder}/{name}.edge")
+        dtype, nudge = ("float64" if kind == "exact" else "float32"), (1e-7 if kind == "nudged" else 0.0)
+        return eager(name, dtype, nudge, start)
+    return stock(name) if kind == "stock" else ours(kind, f"{folder}/{name}.edge", start)
 
 
-def eager(name: str, dtype: str, nudge: float) -> Stepper:
+def settle(name: str, path: str) -> None:
+    """Write the weights that PyTorch comes to on batches that the loss curves do not see."""
+    model = make_model(name)
+    step = torch_step(model, LR)
+    for x, y in batches(CASES[name], CASES[name].settles, seed=1):
+        step(x, y)
+    np.savez(path, **{key: value.numpy() for key, value in model.state_dict().items()})
+
+
+def eager(name: str, dtype: str, nudge: float, start: str | None) -> Stepper:
     import torch
-    from torch.nn import functional
 
-    model = make_model(name).to(getattr(torch, dtype)).train()
+    model = make_model(name)
+    if start:
+        model.load_state_dict({key: torch.from_numpy(value) for key, value in np.load(start).items()})
+    model.to(getattr(torch, dtype))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + nudge)
-    optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+    # A head's parameters have their names in the whole model.
+    prefix = f"{CASES[name].head_only}." if CASES[name].head_only else ""
+    return Stepper(
+        torch_step(model, SETTLED_LR if start else LR),
+        lambda: {prefix + key: p.detach().double().numpy() for key, p in model.named_parameters()},
+    )
+
+
+def torch_step(model: Any, lr: float) -> Callable[[np.ndarray, np.ndarray], float]:
+    """A step of SGD on ``model``, in its own dtype."""
+    import torch
+    from torch.nn import functional
+
+    dtype = next(model.parameters()).dtype
+    optimiser = torch.optim.SGD(model.train().parameters(), lr=lr)
 
     def step(x: np.ndarray, y: np.ndarray) -> float:
         optimiser.zero_grad()
-        logits = model(torch.from_numpy(x).to(getattr(torch, dtype)))
-        loss = functional.cross_entropy(logits, torch.from_numpy(y))
+        loss = functional.cross_entropy(model(torch.from_numpy(x).to(dtype)), torch.from_numpy(y))
         loss.backward()
         optimiser.step()
         return float(loss.detach())
 
-    # A head's parameters have their names in the whole model.
-    prefix = f"{CASES[name].head_only}." if CASES[name].head_only else ""
-    return Stepper(
-        step, lambda: {prefix + key: p.detach().double().numpy() for key, p in model.named_parameters()}
-    )
+    return step
 
 
-def ours(runtime_name: str, bundle: str) -> Stepper:
+def ours(runtime_name: str, bundle: str, start: str | None) -> Stepper:
     from edge_sdk import Bundle
     from edge_sdk.runtime import Optimiser, open_runtime
 
     opened = Bundle.read(Path(bundle))
     runtime = open_runtime(opened, runtime_name, threads=THREADS)
-    sgd = Optimiser(lr=LR)
+    if start:
+        runtime.set_weights(dict(np.load(start)))
+    sgd = Optimiser(lr=SETTLED_LR if start else LR)
     trained = {spec.name for spec in opened.manifest.trainable}
 
     def step(x: np.ndarray, y: np.ndarray) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime as ort
 from torch import fx
 
-from edge_export.decompositions import FORWARD, RULES, TRAIN
+from edge_export.decompositions import FORWARD, RULES, TRAIN, TRAIN_RULES
 from edge_export.onnx_operators import TRANSLATIONS
 from edge_export.programs import Program
 from edge_export.tracer_errors import one_line_errors, quiet
@@ -33,7 +33,8 @@ def lower(program: Program) -> bytes:
             an operator that ONNX or the table of decompositions does not have.
     """
     with quiet(), one_line_errors():
-        traced, results = trace(program, TRAIN if program.trains else FORWARD, RULES, any_batch=True)
+        table, rules = (TRAIN, TRAIN_RULES) if program.trains else (FORWARD, RULES)
+        traced, results = trace(program, table, rules, any_batch=True)
         return _translate(traced, program, results)
 
 

@@ -54,11 +54,18 @@ def test_what_follows_a_wide_depthwise_convolution_has_channels_outermost():
         *(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8), nn.ReLU6()),
         *(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
     )
-    step = onnx.load_model_from_string(export_bundle(model, (3, 24, 24)).program("onnx", "train")).graph
-    operators = [node.op_type for node in step.node]
+    bundle = export_bundle(model, (3, 24, 24))
+
+    def operators_of(method: str) -> list[str]:
+        return [
+            node.op_type for node in onnx.load_model_from_string(bundle.program("onnx", method)).graph.node
+        ]
+
+    operators = operators_of("train")
     # BatchNorm's affine part is a convolution of long rows there, and one operator for two elsewhere.
     assert "BatchNormalization" not in operators
     assert operators.count("Transpose") <= 8
+    assert "Transpose" not in operators_of("predict")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,7 +1,7 @@
 """The backward pass in plain aten operations, those that ONNX has operators for.
 
 ``TRAIN`` and ``FORWARD`` are what the tracer consults: aten operator to a function that says the same in
-simpler ones.
+simpler ones; ``TRAIN_RULES`` and ``RULES`` what permutations meet behind it.
 PyTorch's own decompositions serve where they are exact and fast enough; ours replace those that have
 no ONNX translation, or a slow one in ONNX Runtime.
 """
@@ -60,6 +60,11 @@ TRAIN: dict[OpOverload[..., Any], Callable[..., Any]] = {
 # How permutations move past what PyTorch has not, or ONNX has otherwise.
 RULES: dict[OpOverload[..., Any], Rule] = {
     torch.ops.edge_export.affine.default: normalisation.affine,
-    aten.convolution.default: convolution.turned_output,
     aten.mm.default: on_settled(aten.mm.default),  # Gemm takes a matrix either way
+}
+
+# A convolution that predicts is one whatever its kernel, and so are those around it.
+TRAIN_RULES: dict[OpOverload[..., Any], Rule] = {
+    **RULES,
+    aten.convolution.default: convolution.turned_output,
 }

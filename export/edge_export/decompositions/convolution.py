@@ -18,8 +18,7 @@ from edge_export.decompositions.geometry import Geometry
 from edge_export.decompositions.pointwise import Pointwise
 from edge_export.decompositions.stock import Stock
 from edge_export.errors import ExportError
-from edge_export.layouts import Value, turned
-from edge_export.layouts.values import all_settled
+from edge_export.layouts import Value, on_settled, turned
 
 aten = torch.ops.aten
 
@@ -112,9 +111,9 @@ def backward(
 
 def turned_output(x: Value, weight: Value, *rest: Any) -> Value:
     """``aten.convolution``; if depthwise with channels outermost, as what lies around it wants them."""
-    result: Tensor = aten.convolution.default(*all_settled((x, weight, *rest)))
+    result = on_settled(aten.convolution.default)(x, weight, *rest)
     groups = rest[-1]
-    if result.dim() != 4 or groups == 1 or groups != weight.shape[0]:
+    if len(result.shape) != 4 or groups == 1 or groups != weight.shape[0]:
         return result
     outermost = (1, 0, 2, 3)
     return turned(aten.permute_copy.default(result, list(outermost)), outermost)

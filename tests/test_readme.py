@@ -189,5 +189,11 @@ def test_the_figures_of_training_steps_are_those_of_the_benchmark():
     assert f"ONNX Runtime is {figures[small]:.1f} % and {figures[large]:.1f} % away" in said
     stated = [figures[f"executorch_{gap}"] for gap in (small, large)]
     assert f"ExecuTorch {stated[0]:.1f} % and {stated[1]:.1f} %." in said
+    settled = [
+        max(figures[f"{prefix}settled_{gap}"] for prefix in prefixes for gap in (small, large))
+        for prefixes in (("", "executorch_"), ("nudged_",))
+    ]
+    assert f"lies within {settled[0]:.2f} % of PyTorch's, and PyTorch's own" in said
+    assert f"1e-7 larger within {settled[1]:.2f} %. The curves" in said
     assert f"ONNX's {figures['export_seconds.mobilenet_v2_32']:.0f} seconds" in said
     assert f"wrong from step {figures['stock_wrong_at.cnn']} on" in said

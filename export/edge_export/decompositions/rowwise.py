@@ -1,9 +1,9 @@
 """Depthwise convolution of larger maps: the rows that a window sees, side by side, times one matrix.
 
 Along a row a convolution is a Toeplitz matrix for each row of the kernel; in the matrix of a channel those of
-the rows that a window sees lie one above the other. A copy of the rows and products of matrices take two
-thirds of the time of ONNX Runtime's depthwise convolutions and what their gradients are made of, less where a
-stride leaves rows out. Channels are outermost meanwhile: [C, B, H, W].
+the rows that a window sees lie one above the other. A copy of the rows and products of matrices take less
+time than ONNX Runtime's depthwise convolutions on narrow maps and with a stride, and for the weight's
+gradient always. Channels are outermost meanwhile: [C, B, H, W].
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn import functional
 from edge_export.decompositions.geometry import Geometry, meets
 
 MOST_COLUMNS = 64
-"""Of a map: the arithmetic for each pixel grows with them."""
+"""Of a map, with a stride: the arithmetic for each pixel grows with them."""
 
 COLUMNS_BY_TAP = 6.5
-"""Likewise, for each tap of a kernel's row."""
+"""Of a map for each tap of a kernel's row, at stride 1, where ONNX Runtime's own is faster beyond."""
 
 
 def pays(geometry: Geometry) -> bool:
-    """Whether ONNX Runtime's own convolution takes longer, which works by taps; its transposed one does."""
+    """Whether ONNX Runtime's own convolution takes longer, whose time grows with the taps."""
     columns = geometry.size[1]
     if geometry.rows.stride == geometry.columns.stride == 1:
         return columns < COLUMNS_BY_TAP * geometry.columns.extent

@@ -1,8 +1,5 @@
 """Bundles that every test may use, exported once a session; torch is the oracle for what they train."""
 
-import os
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -17,24 +14,6 @@ SHAPE = (1, 8, 8)
 CLASSES = 4
 
 torch.set_num_threads(1)
-_STATUS = pytest.StashKey[int]()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session, exitstatus):
-    session.config.stash[_STATUS] = int(exitstatus)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config):
-    """End with the tests' status: three native runtimes in one process may crash while they are torn down.
-
-    What a device or a server leaves behind when it ends is for the tests of processes.
-    """
-    if (status := config.stash.get(_STATUS, None)) is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 class Norm(nn.Module):

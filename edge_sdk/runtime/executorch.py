@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -24,6 +26,10 @@ except ImportError as error:
         f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[executorch]'"
     ) from None
 
+# What ExecuTorch logs goes to Python, by way of a std::cerr that the binding changes for the whole process
+# and puts back afterwards. Python may run another thread meanwhile: two calls at once corrupt memory.
+_calling = Lock()
+
 
 class ExecutorchRuntime:
     """One bundle in ExecuTorch; see :class:`edge_sdk.runtime.Runtime`.
@@ -33,7 +39,8 @@ class ExecutorchRuntime:
 
     Args:
         bundle: exported for ``executorch``; its weights are the first ones.
-        threads: threads of this process for ExecuTorch; 0 leaves them as they are.
+        threads: threads of this process for ExecuTorch, other open programs included; 0 leaves them as they
+            are.
 
     Raises:
         BundleError: the bundle holds no ExecuTorch programs, or they are of another version.
@@ -144,36 +151,42 @@ def open_frozen(program: bytes, method: str, *, threads: int = 0) -> Callable[[A
 
 
 class OpenProgram:
-    """One ``.pte``, open as long as this object lives.
+    """One ``.pte``, open as long as this object lives; for any number of threads.
 
     Args:
         data: the file.
         name: by which errors call it.
-        threads: of this process for ExecuTorch; 0 leaves them as they are.
+        threads: of this process for ExecuTorch, other open programs included; 0 leaves them as they are.
         batch_of: a method whose first result has the batch as its first axis; what other methods take has it
             too. Without one only :meth:`run` is of use.
+
+    Raises:
+        BundleError: the program is of another version, or none.
     """
 
     def __init__(self, data: bytes, name: str, threads: int, *, batch_of: str | None = None) -> None:
-        if threads:
-            _C._unsafe_reset_threadpool(threads)
         # The module reads from these bytes and does not keep them alive.
         self._data = data
-        try:
-            self._module: Any = _C._load_for_executorch_from_buffer(data)
-            # It looks at the bytes only now.
-            self._module.method_names()
-            self.batch = self._batch_of(batch_of) if batch_of else 0
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise BundleError(
-                f"the programs of {name!r} cannot be opened by this ExecuTorch ({reason}): export the bundle "
-                "with the version that devices have"
-            ) from None
+        self._module: Any
+        with _calling:
+            _set_threads(threads)
+            try:
+                self._open()
+                # It looks at the bytes only now.
+                self._module.method_names()
+                self.batch = self._batch_of(batch_of) if batch_of else 0
+            except RuntimeError as error:
+                reason = str(error).partition("\n")[0]
+                raise BundleError(
+                    f"the programs of {name!r} cannot be opened by this ExecuTorch ({reason}): export the "
+                    "bundle with the version that devices have"
+                ) from None
+            _programs.add(self)
 
     def run(self, method: str, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of one call, in memory of their own."""
-        results: list[torch.Tensor] = self._module.run_method(method, arguments)
+        with _calling:
+            results: list[torch.Tensor] = self._module.run_method(method, arguments)
         return results
 
     def run_all(
@@ -197,8 +210,26 @@ class OpenProgram:
         filled[: len(array)] = array
         return torch.from_numpy(filled)
 
+    def _open(self) -> None:
+        self._module = _C._load_for_executorch_from_buffer(self._data)
+
     def _batch_of(self, method: str) -> int:
         return int(self._module.method_meta(method).output_tensor_meta(0).sizes()[0])
+
+
+_programs: WeakSet[OpenProgram] = WeakSet()
+
+
+def _set_threads(count: int) -> None:
+    # A method keeps the pool of threads that it was opened with, which goes when another is made.
+    if count in (0, _C._threadpool_get_thread_count()):
+        return
+    programs = list(_programs)
+    for program in programs:
+        program._module = None
+    _C._unsafe_reset_threadpool(count)
+    for program in programs:
+        program._open()
 
 
 def _tensor(array: Array, spec: TensorSpec) -> torch.Tensor:

@@ -159,17 +159,18 @@ def open_describer(
     if name not in describe.programs:
         raise BundleError(f"the bundle {bundle.manifest.name!r} holds no describe program for {name}")
     program = bundle.member(describe.programs[name])
+    channels, *_ = shape = bundle.manifest.input.image_shape
+    shapes = shape, (describe.feature_size,)
     if name == "executorch":
         from edge_sdk.runtime import executorch
 
-        network = executorch.open_frozen(program, "describe", threads=threads)
+        network = executorch.open_frozen(program, "describe", *shapes, threads=threads)
     else:
         from edge_sdk.runtime import onnx
 
-        network = onnx.open_frozen(program, "describe", threads=threads, providers=providers)
-    channels = bundle.manifest.input.shape[0]
+        network = onnx.open_frozen(program, "describe", *shapes, threads=threads, providers=providers)
     # The network normalises by itself: it gets whole images, in [0, 1].
-    images = Input(bundle.manifest.input.image_shape, (0.0,) * channels, (1.0,) * channels)
+    images = Input(shape, (0.0,) * channels, (1.0,) * channels)
     return Describer(Hashing.of(bundle), network, images, bundle.manifest.classes)
 
 

@@ -126,16 +126,18 @@ def test_a_feature_that_has_no_hash_is_refused(feature):
         Hashing(A, B, 1e-3).lsh(feature)
 
 
-def describing(paper: Bundle, scale: float = 1.0, declared: int = 64, **lsh: np.ndarray) -> Bundle:
+def describing(
+    paper: Bundle, scale: float = 1.0, declared: int = 64, entry: str = "x", **lsh: np.ndarray
+) -> Bundle:
     """``paper`` with a describe program that gives an image's own 64 pixels, times ``scale``."""
     nodes = [
-        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("Flatten", [entry], ["flat"]),
         helper.make_node("Mul", ["flat", "s"], ["features"]),
     ]
     graph = helper.make_graph(
         nodes,
         "pixels",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 8, 8])],
+        [helper.make_tensor_value_info(entry, TensorProto.FLOAT, ["batch", 1, 8, 8])],
         [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", 64])],
         [numpy_helper.from_array(np.array(scale, np.float32), "s")],
     )
@@ -201,11 +203,22 @@ def test_a_bundle_without_a_describer_says_how_to_get_one(paper):
         open_describer(paper)
 
 
-@pytest.mark.parametrize("wrong", [{"scale": np.nan}, {"declared": 63}])
-def test_a_network_that_does_not_keep_to_the_manifest_is_refused(paper, wrong):
-    describer = open_describer(describing(paper, **wrong))
-    with pytest.raises(BundleError, match="as declared"):
+def test_features_that_are_not_finite_are_refused(paper):
+    describer = open_describer(describing(paper, scale=np.nan))
+    with pytest.raises(BundleError, match="no finite features"):
         describer.mean_feature(pixels(3), np.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"declared": 63}, r"gives 'features' as float32 \[batch, 64\], which its manifest does not"),
+        ({"entry": "image"}, r"takes 'image' as float32 \[batch, 1, 8, 8\], which its manifest does not"),
+    ],
+)
+def test_a_network_that_does_not_keep_to_the_manifest_is_refused(paper, wrong, message):
+    with pytest.raises(BundleError, match=message):
+        open_describer(describing(paper, **wrong))
 
 
 @pytest.mark.parametrize(

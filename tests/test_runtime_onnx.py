@@ -2,10 +2,13 @@
 
 import resource
 
+import msgspec
 import numpy as np
 import pytest
 
+from edge_sdk import Bundle
 from edge_sdk.errors import BundleError, RuntimeUnavailableError
+from edge_sdk.manifest import Input, Programs
 from edge_sdk.runtime import Optimiser, open_runtime
 
 SGD = Optimiser(lr=0.1)
@@ -64,6 +67,44 @@ def test_a_provider_that_is_not_there_is_an_error_that_names_those_that_are(norm
 def test_an_option_that_the_bundle_lacks_is_refused(norm):
     with pytest.raises(BundleError, match="without the option momentum"):
         open_runtime(norm).train_step(*batch(4), Optimiser(lr=0.1, momentum=0.9))
+
+
+def _use(runtime, method):
+    x, y, weight = batch(4)
+    arguments = {"train_step": (x, y, weight, SGD), "evaluate": (x, y)}.get(method, (x,))
+    return getattr(runtime, method)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "message"),
+    [
+        (
+            "train_step",
+            {"options": ("momentum",)},
+            r"train program does not give 'new_velocity/conv\.weight'",
+        ),
+        ("train_step", {"parameters": "counted"}, r"takes 'weights/norm\.num_batches_tracked' as int64 \[\]"),
+        ("evaluate", {"input": Input((1, 9, 8), (0.0,), (1.0,))}, r"takes 'x' as float32 \[batch, 1, 8, 8\]"),
+        ("predict", {"runtimes": "turned"}, r"predict program gives 'features' as float32 \[batch, 36\]"),
+        ("embed", {"runtimes": "turned"}, r"embed program takes 'y' as int64 \[batch\]"),
+    ],
+)
+def test_a_program_that_does_not_keep_to_the_manifest_is_refused(norm, method, wrong, message):
+    train, evaluate, predict, embed = msgspec.structs.astuple(norm.manifest.runtimes["onnx"])
+    others = {
+        "turned": {"onnx": Programs(train=train, evaluate=predict, predict=embed, embed=evaluate)},
+        "counted": norm.manifest.parameters[:-1],
+    }
+    changes = {
+        field: others.get(value, value) if isinstance(value, str) else value for field, value in wrong.items()
+    }
+    manifest = msgspec.structs.replace(norm.manifest, **changes)
+    weights = {spec.name: norm.weights[spec.name] for spec in manifest.specs}
+    programs = {path: norm.member(path) for path in (train, evaluate, predict, embed)}
+    bundle = Bundle.build(manifest, weights, programs)
+    with pytest.raises(BundleError, match=message):
+        _use(open_runtime(bundle, threads=1), method)
+    _use(open_runtime(norm, threads=1), method)
 
 
 def _growth(norm, steps: int) -> float:

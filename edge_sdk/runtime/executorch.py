@@ -16,6 +16,7 @@ import numpy as np
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.runtime import Optimiser, Sums
+from edge_sdk.runtime.signature import Signature, frozen_signature, signature
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check
 
 try:
@@ -25,6 +26,9 @@ except ImportError as error:
     raise RuntimeUnavailableError(
         f"ExecuTorch cannot be imported ({error}): pip install 'edge-sdk-fl[executorch]'"
     ) from None
+
+_DTYPES = {4: "int64", 6: "float32"}
+"""Of ExecuTorch's scalar types."""
 
 # What ExecuTorch logs goes to Python, by way of a std::cerr that the binding changes for the whole process
 # and puts back afterwards. Python may run another thread meanwhile: two calls at once corrupt memory.
@@ -50,6 +54,8 @@ class ExecutorchRuntime:
         self._bundle, self._manifest = bundle, (manifest := bundle.manifest)
         program = bundle.program("executorch", "train")
         self._program = OpenProgram(program, manifest.name, threads, batch_of="predict")
+        for method in ("train", "evaluate", "predict", "embed"):
+            self._program.check(method, signature(manifest, method, self._program.batch))
         self._trainable = manifest.trainable
         self._weights: dict[str, torch.Tensor] = {}
         self._anchor: dict[str, torch.Tensor] = {}
@@ -137,16 +143,27 @@ class ExecutorchRuntime:
 
     @cached_property
     def _backbone(self) -> Callable[[Array], Array]:
-        return open_frozen(self._bundle.backbone("executorch"), "backbone")
+        program, manifest = self._bundle.backbone("executorch"), self._manifest
+        return open_frozen(program, "backbone", manifest.input.shape, manifest.entering)
 
 
-def open_frozen(program: bytes, method: str, *, threads: int = 0) -> Callable[[Array], Array]:
+def open_frozen(
+    program: bytes, method: str, takes: tuple[int, ...], gives: tuple[int, ...], *, threads: int = 0
+) -> Callable[[Array], Array]:
     """A program that holds its own weights (``describe``, ``backbone``): from ``x`` to its one output.
 
+    Args:
+        program: the ``.pte``.
+        method: its only one.
+        takes: shape of one image.
+        gives: shape of its features.
+        threads: of this process for ExecuTorch; 0 leaves them as they are.
+
     Raises:
-        BundleError: the program is of another version, or none.
+        BundleError: the program is of another version, or none, or has other inputs or outputs.
     """
     opened = OpenProgram(program, method, threads, batch_of=method)
+    opened.check(method, frozen_signature(takes, gives, opened.batch))
     return partial(opened.outputs, method, ())
 
 
@@ -166,7 +183,7 @@ class OpenProgram:
 
     def __init__(self, data: bytes, name: str, threads: int, *, batch_of: str | None = None) -> None:
         # The module reads from these bytes and does not keep them alive.
-        self._data = data
+        self._data, self._name = data, name
         self._module: Any
         with _calling:
             _set_threads(threads)
@@ -175,13 +192,34 @@ class OpenProgram:
                 # It looks at the bytes only now.
                 self._module.method_names()
                 self.batch = self._batch_of(batch_of) if batch_of else 0
-            except RuntimeError as error:
+            except (RuntimeError, IndexError) as error:
                 reason = str(error).partition("\n")[0]
                 raise BundleError(
                     f"the programs of {name!r} cannot be opened by this ExecuTorch ({reason}): export the "
                     "bundle with the version that devices have"
                 ) from None
             _programs.add(self)
+
+    def check(self, method: str, expected: Signature) -> None:
+        """Hold the shapes and dtypes that a method takes and gives against those expected.
+
+        Raises:
+            BundleError: they are others, or there is no such method.
+        """
+        try:
+            with _calling:
+                meta = self._module.method_meta(method)
+                inputs = [_shape(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())]
+                outputs = [_shape(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())]
+        except RuntimeError:
+            inputs = outputs = []
+        if self.batch < 1 or [inputs, outputs] != [
+            [(spec.shape, spec.dtype) for spec in specs] for specs in (expected.inputs, expected.outputs)
+        ]:
+            raise BundleError(
+                f"the {method} program of {self._name!r} for ExecuTorch takes or gives other tensors than "
+                "the bundle's manifest says: export it again"
+            )
 
     def run(self, method: str, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of one call, in memory of their own."""
@@ -230,6 +268,10 @@ def _set_threads(count: int) -> None:
     _C._unsafe_reset_threadpool(count)
     for program in programs:
         program._open()
+
+
+def _shape(meta: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(meta.sizes()), _DTYPES.get(meta.dtype(), f"number {meta.dtype()}")
 
 
 def _tensor(array: Array, spec: TensorSpec) -> torch.Tensor:

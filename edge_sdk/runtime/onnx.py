@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ import onnxruntime as ort
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.runtime import Optimiser, Sums
+from edge_sdk.runtime.signature import BATCH, Signature, frozen_signature, signature
 from edge_sdk.tensors import Array, Tensors, TensorSpec, check
+
+_DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 
 
 class OnnxRuntime:
@@ -29,7 +32,8 @@ class OnnxRuntime:
 
     Raises:
         RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
-        BundleError: the bundle holds no ONNX programs; at its first use, a program that is no ONNX.
+        BundleError: the bundle holds no ONNX programs; at its first use, a program that is no ONNX, or not
+            the one that the manifest tells of.
     """
 
     def __init__(self, bundle: Bundle, *, threads: int = 0, providers: Sequence[str] | None = None) -> None:
@@ -128,8 +132,9 @@ class OnnxRuntime:
 
     @cached_property
     def _backbone(self) -> Callable[[Array], Array]:
-        program = self._bundle.backbone("onnx")
-        return open_frozen(program, "backbone", threads=self._threads, providers=self._providers)
+        program, manifest = self._bundle.backbone("onnx"), self._bundle.manifest
+        shapes = manifest.input.shape, manifest.entering
+        return open_frozen(program, "backbone", *shapes, threads=self._threads, providers=self._providers)
 
     def _run(self, method: str, feed: Mapping[str, Array]) -> Tensors:
         session = self._sessions(method)
@@ -148,20 +153,37 @@ class OnnxRuntime:
         # so that it would re-order around poolings alone, which takes longer than the poolings.
         level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         program = self._bundle.program("onnx", method)
-        return _session(program, method, level, self._threads, self._providers)
+        session = _session(program, method, level, self._threads, self._providers)
+        signature(self._bundle.manifest, method).check(method, _signature(session))
+        return session
 
 
 def open_frozen(
-    program: bytes, method: str, *, threads: int = 0, providers: Sequence[str] | None = None
+    program: bytes,
+    method: str,
+    takes: tuple[int, ...],
+    gives: tuple[int, ...],
+    *,
+    threads: int = 0,
+    providers: Sequence[str] | None = None,
 ) -> Callable[[Array], Array]:
     """A program that holds its own weights (``describe``, ``backbone``): from ``x`` to its one output.
 
+    Args:
+        program: the ONNX file.
+        method: by which errors call it.
+        takes: shape of one image.
+        gives: shape of its features.
+        threads: threads for one operator; 0 takes one for each physical core.
+        providers: execution providers in order of preference; the CPU by default.
+
     Raises:
         RuntimeUnavailableError: a provider is not part of the installed ONNX Runtime.
-        BundleError: the program is no ONNX.
+        BundleError: the program is no ONNX, or has other inputs or outputs.
     """
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     session = _session(program, method, level, threads, _check_providers(providers))
+    frozen_signature(takes, gives).check(method, _signature(session))
 
     def run(x: Array) -> Array:
         output: Array = session.run(None, {"x": x})[0]
@@ -243,6 +265,21 @@ def _adds_eight_bits_exactly() -> bool:
         return "vnni" in Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return False
+
+
+def _signature(session: Any) -> Signature:
+    return Signature(_specs(session.get_inputs()), _specs(session.get_outputs()))
+
+
+def _specs(nodes: Iterable[Any]) -> list[TensorSpec]:
+    return [
+        TensorSpec(
+            node.name,
+            tuple(extent if isinstance(extent, int) else BATCH for extent in node.shape),
+            _DTYPES.get(node.type, node.type),
+        )
+        for node in nodes
+    ]
 
 
 def _value(array: Array) -> Any:

@@ -71,13 +71,13 @@ def backbone_members(
     expected = _Expected(
         parts.backbone, images[: FROZEN_BATCH + 1], network if calibration is not None else None
     )
+    shapes = input_shape, parts.shape
     members: dict[str, bytes] = {}
     if "onnx" in runtimes:
         members[PATHS["onnx"]] = program = lower(programs.frozen(network, input_shape))
-        expected.check(onnx.open_frozen(program, "backbone", threads=1), "ONNX Runtime")
+        expected.check(onnx.open_frozen(program, "backbone", *shapes, threads=1), "ONNX Runtime")
     if "executorch" in runtimes:
-        example = torch.zeros(FROZEN_BATCH, *input_shape)
-        members[PATHS["executorch"]], run = frozen_executorch("backbone", network, example)
+        members[PATHS["executorch"]], run = frozen_executorch("backbone", network, *shapes)
         expected.check(run, "ExecuTorch")
     return Backbone(parts.shape, {runtime: PATHS[runtime] for runtime in runtimes}), members
 

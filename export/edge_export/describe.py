@@ -26,7 +26,6 @@ from edge_export.pretrained import Pretrained, mobilenet_v2
 from edge_export.programs import Program, frozen
 from edge_export.runtimes import frozen_executorch
 from edge_export.verify import frozen_as_near
-from edge_sdk.examples import FROZEN_BATCH
 from edge_sdk.manifest import MAX_DIMS, Describe
 from edge_sdk.runtime import onnx
 from edge_sdk.tensors import Array, encode
@@ -86,17 +85,16 @@ def describe_members(
     pretrained = weights if isinstance(weights, Pretrained) else mobilenet_v2(weights, seed=settings.seed)
     feature_size = pretrained.network.feature_size
     members = {LSH: encode(draw_hash(settings.dims, feature_size, settings.width, settings.seed))}
-    named = {}
+    shapes, named = (input_shape, (feature_size,)), {}
     if "onnx" in runtimes:
         named["onnx"] = ONNX
         members[ONNX] = lower(program(pretrained, input_shape, settings.size))
-        _verify(onnx.open_frozen(members[ONNX], "describe", threads=1), pretrained, input_shape, settings)
+        run = onnx.open_frozen(members[ONNX], "describe", *shapes, threads=1)
+        _verify(run, pretrained, input_shape, settings)
     if "executorch" in runtimes:
         named["executorch"] = EXECUTORCH
         network = Describing(pretrained, input_shape, settings.size)
-        members[EXECUTORCH], run = frozen_executorch(
-            "describe", network, torch.rand(FROZEN_BATCH, *input_shape)
-        )
+        members[EXECUTORCH], run = frozen_executorch("describe", network, *shapes)
         _verify(run, pretrained, input_shape, settings)
     return Describe(feature_size, settings.dims, LSH, named), members
 

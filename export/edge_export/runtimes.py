@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import TypeAlias, TypeVar
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from edge_export.classifier import Classifier
 from edge_export.errors import ExportError
@@ -16,6 +17,7 @@ from edge_export.progress import progress
 from edge_export.provenance import module_of, running_modules
 from edge_export.translator import OperatorError
 from edge_export.verify import verify_train
+from edge_sdk.examples import FROZEN_BATCH
 from edge_sdk.manifest import Option, Programs
 from edge_sdk.tensors import Array
 
@@ -68,22 +70,23 @@ def for_executorch(classifier: Classifier, options: Collection[Option], seed: in
 
 
 def frozen_executorch(
-    method: str, network: nn.Module, images: Tensor
+    method: str, network: nn.Module, takes: tuple[int, ...], gives: tuple[int, ...]
 ) -> tuple[bytes, Callable[[Array], Array]]:
     """A network whose weights stay as they are, as a program for ExecuTorch with one method.
 
     Args:
         method: by which devices call it.
         network: in eval mode, from one tensor to one.
-        images: an example; the batch is fixed to its own.
+        takes: shape of one image; a batch has ``FROZEN_BATCH`` of them.
+        gives: shape of its features.
 
     Returns:
         The program, and what runs it.
     """
-    lowered: bytes = _executorch().lower_frozen(method, network, images)
+    lowered: bytes = _executorch().lower_frozen(method, network, torch.zeros(FROZEN_BATCH, *takes))
     from edge_sdk.runtime.executorch import open_frozen
 
-    return lowered, open_frozen(lowered, method)
+    return lowered, open_frozen(lowered, method, takes, gives)
 
 
 def _executorch() -> ModuleType:

@@ -2,6 +2,7 @@
 
 import gc
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from edge_export.programs import all_programs
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.features import open_describer
+from edge_sdk.manifest import Input
 from edge_sdk.runtime import Optimiser, open_runtime
 from edge_sdk.runtime.executorch import OpenProgram
 
@@ -129,6 +131,20 @@ def test_more_examples_than_the_program_takes_are_refused(bundle, both):
 def test_a_program_that_is_none_is_refused():
     with pytest.raises(BundleError, match="cannot be opened by this ExecuTorch"):
         OpenProgram(b"no program" * 100, "mine", threads=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"options": ()}, {"noise": ()}, {"input": Input((1, 8, 9), (0.0,), (1.0,))}],
+    ids=["options", "noise", "input"],
+)
+def test_programs_that_do_not_keep_to_the_manifest_are_refused(bundle, wrong):
+    manifest = msgspec.structs.replace(bundle.manifest, **wrong)
+    other = Bundle.build(
+        manifest, bundle.weights, {p: bundle.member(p) for p in bundle.manifest.members if "/" in p}
+    )
+    with pytest.raises(BundleError, match=r"the \w+ program of .* takes or gives other tensors than"):
+        open_runtime(other, "executorch")
 
 
 def test_execution_providers_are_not_executorchs(bundle):

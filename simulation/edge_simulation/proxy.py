@@ -191,7 +191,9 @@ class Proxy:
         self.traffic.append(connection.traffic)
         self._connections.add(connection)
         try:
-            await connection.run()
+            # asyncio logs a server's task that ends cancelled as if that were a mistake.
+            with contextlib.suppress(asyncio.CancelledError):
+                await connection.run()
         finally:
             self._connections.discard(connection)
 

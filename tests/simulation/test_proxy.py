@@ -252,3 +252,13 @@ def test_what_is_no_mqtt_is_hung_up_on(proxy):
         client.sendall(b"\x16\xff\xff\xff\xff\xff\xff")
         client.settimeout(10)
         assert client.recv(1) == b""
+
+
+def test_it_closes_without_a_word_under_an_open_connection(mosquitto, caplog):
+    with Proxy(mosquitto.url, seed=3) as proxy:
+        client = socket.create_connection(("127.0.0.1", proxy.port))
+        client.sendall(bytes.fromhex("101200044d5154540402003c0006") + b"edge-9")
+        assert client.recv(100)
+    with client:
+        assert client.recv(100) == b""
+    assert not caplog.records

@@ -1,6 +1,6 @@
-"""Functions that PyTorch computes in kernels of its own, as matrix products, which any runtime has.
+"""Functions that PyTorch computes in kernels of its own, in others that any runtime has.
 
-And convolutions over one axis, as those over two for which :mod:`edge_export.decompositions` has gradients.
+Convolutions over one axis become those over two for which :mod:`edge_export.decompositions` has gradients.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edge_export.errors import ExportError
+from edge_export.interpolation import interpolate
 from edge_export.replacing import Replacing
 
 
@@ -72,6 +74,34 @@ def transposed_convolution(
     return functional.conv_transpose2d(flat, kernel, bias, *over, groups, (1, _only(dilation))).squeeze(2)
 
 
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``instance_norm`` by an image's own statistics: channels are the groups of a group normalisation."""
+    if running_mean is not None or not use_input_stats:
+        raise ExportError("instance_norm with running statistics is not covered")
+    del running_var, momentum
+    return functional.group_norm(input, input.shape[1], weight, bias, eps)
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """``pad``; what wraps around is put beside the map, where PyTorch writes into slices of a larger one."""
+    if mode != "circular":
+        return functional.pad(input, pad, mode, value)
+    for axis, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
+        size = input.shape[-axis]
+        parts = (input.narrow(-axis, size - before, before), input, input.narrow(-axis, 0, behind))
+        input = torch.cat([part for part in parts if part.shape[-axis]], -axis)
+    return input
+
+
 def _only(value: int | Sequence[int]) -> int:
     return value if isinstance(value, int) else value[0]
 
@@ -81,6 +111,9 @@ REPLACED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.linear: linear,
     functional.conv1d: convolution,
     functional.conv_transpose1d: transposed_convolution,
+    functional.instance_norm: instance_norm,
+    functional.interpolate: interpolate,
+    functional.pad: pad,
 }
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from edge_export.classifier import Classifier
-from edge_export.layers import WeightedBatchNorm
 from edge_export.training_step import (
     Momentum,
     Proximal,
@@ -112,9 +111,7 @@ def evaluate(classifier: Classifier, batch: int) -> Program:
     """``loss_sum`` and ``correct`` of a batch, in eval mode."""
 
     def run(inputs: Tensors) -> Tensors:
-        with WeightedBatchNorm(inputs["sample_weight"]):  # a layer without running statistics weighs here too
-            logits = _forward(classifier, inputs)
-        loss_sum, correct = score(logits, inputs["y"], inputs["sample_weight"])
+        loss_sum, correct = score(_forward(classifier, inputs), inputs["y"], inputs["sample_weight"])
         return {"loss_sum": loss_sum, "correct": correct}
 
     examples = _batch(classifier, batch)

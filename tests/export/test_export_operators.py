@@ -68,8 +68,12 @@ class Heads(nn.Module):
 
 
 NETS = {
-    "padding that wraps around, mirrors and repeats": lambda: nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=(2, 1), padding_mode="circular"),
+    "padding that wraps around, mirrors, repeats and is of zeros": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 1),
+        nn.Conv2d(4, 4, 3, padding=(2, 1), padding_mode="circular"),
+        nn.CircularPad2d((2, 0, 1, 0)),
+        nn.Conv2d(4, 4, (1, 2)),
+        nn.ZeroPad2d((1, -1, 0, 2)),
         nn.Conv2d(4, 5, 3, padding=1, padding_mode="reflect"),
         nn.Conv2d(5, 5, 3, padding=1, padding_mode="replicate"),
         nn.Flatten(),
@@ -94,6 +98,18 @@ NETS = {
         nn.Conv2d(16, 8, (3, 2), groups=4, stride=(2, 1)),
         nn.Flatten(),
         nn.Linear(96, 4),
+    ),
+    "instance norm and maps of other sizes": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.InstanceNorm2d(4),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(4, 6, 3, stride=2),
+        nn.InstanceNorm2d(6, affine=True),
+        nn.Upsample(size=(5, 9), mode="bilinear"),
+        nn.Conv2d(6, 4, 3),
+        nn.Upsample(scale_factor=(1.5, 0.7), mode="bilinear", align_corners=True),
+        nn.Flatten(),
+        nn.LazyLinear(4),
     ),
     "ReLU6 and a pool that leaves a row": lambda: nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten(), nn.Linear(72, 4)

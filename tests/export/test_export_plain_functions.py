@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_export.plain_functions import convolution, response_norm, transposed_convolution
+from edge_export.interpolation import interpolate
+from edge_export.plain_functions import convolution, instance_norm, pad, response_norm, transposed_convolution
 
 torch.manual_seed(0)
 
@@ -46,3 +47,46 @@ def test_local_response_normalisation_is_torchs(size, beta):
     torch.testing.assert_close(
         torch.autograd.grad(found, [x], grad), torch.autograd.grad(expected, [x], grad)
     )
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_instance_normalisation_is_torchs(affine):
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64)
+    scale_and_shift = torch.randn(2, 4, dtype=torch.float64) if affine else (None, None)
+    torch.testing.assert_close(
+        instance_norm(x, None, None, *scale_and_shift, eps=0.1),
+        functional.instance_norm(x, None, None, *scale_and_shift, eps=0.1),
+    )
+
+
+@pytest.mark.parametrize("widths", [(1, 2, 0, 0), (0, 3, 2, 0), (3, 0, 0, 5), (0, 0, 1, 1)])
+def test_padding_that_wraps_around_is_torchs(widths):
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(pad(x, widths, "circular"), functional.pad(x, widths, "circular"))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "corners"])
+@pytest.mark.parametrize("recompute", [None, True])
+@pytest.mark.parametrize("factor", [0.3, 1, 1.7, 2.6, 3])
+@pytest.mark.parametrize("height", [4, 7, 16])
+def test_maps_of_another_size_are_torchs(mode, recompute, factor, height):
+    x = torch.randn(2, 3, height, 5, dtype=torch.float64)
+    corners = {"mode": "bilinear", "align_corners": True} if mode == "corners" else {"mode": mode}
+    options = {"scale_factor": (factor, 2), "recompute_scale_factor": recompute, **corners}
+    torch.testing.assert_close(interpolate(x, **options), functional.interpolate(x, **options))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("size", range(1, 40, 3))
+def test_rows_of_another_size_are_torchs(mode, size):
+    for length in range(1, 20):
+        x = torch.randn(2, 3, length)
+        expected = functional.interpolate(x, size, mode=mode)
+        torch.testing.assert_close(interpolate(x, size, mode=mode), expected, rtol=0, atol=1e-5)
+
+
+def test_maps_of_another_size_in_ways_that_are_not_covered_are_torchs_own():
+    x = torch.randn(2, 3, 4, 5)
+    for options in ({"mode": "bicubic"}, {"mode": "bilinear", "antialias": True}):
+        expected = functional.interpolate(x, (3, 7), **options)
+        torch.testing.assert_close(interpolate(x, (3, 7), **options), expected, rtol=0, atol=0)

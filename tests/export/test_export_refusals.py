@@ -76,6 +76,14 @@ REFUSED = {
         lambda: plain(nn.BatchNorm2d(3, momentum=None)),
         r"0: BatchNorm with momentum=None",
     ),
+    "BatchNorm by the batch alone": (
+        lambda: plain(nn.BatchNorm2d(3, track_running_stats=False)),
+        r"0: BatchNorm without running statistics predicts an image by the others",
+    ),
+    "InstanceNorm with running statistics": (
+        lambda: plain(nn.InstanceNorm2d(3, track_running_stats=True)),
+        r"0: InstanceNorm with running statistics is not covered",
+    ),
     "nothing to train": (frozen, "requires_grad=True"),
     "no linear layer": (lambda: nn.Sequential(nn.Conv2d(3, 4, 6), nn.Flatten()), "has no nn.Linear"),
     "softmax at the end": (

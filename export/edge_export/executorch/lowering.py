@@ -20,6 +20,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch.export import ExportedProgram, export
 
 from edge_export import tracing
+from edge_export.errors import ExportError
 from edge_export.executorch.delegation import DELEGATED
 from edge_export.executorch.kernels import check_kernels
 from edge_export.executorch.table import LOWERED, RULES, TABLE
@@ -101,7 +102,10 @@ def executorch_step(lowered: bytes, train: Program) -> Step:
     names = list(train.run(train.arguments))
 
     def step(arguments: Tensors) -> dict[str, Array]:
-        results = opened.run("train", [arguments[name].contiguous() for name in train.arguments])
+        try:
+            results = opened.run("train", [arguments[name].contiguous() for name in train.arguments])
+        except RuntimeError as error:
+            raise ExportError(f"ExecuTorch cannot run the train program: {error}") from None
         return {name: result.numpy() for name, result in zip(names, results, strict=True)}
 
     return step

@@ -46,6 +46,16 @@ def _normalised(
     return affine(x, factor, shift), empty, empty
 
 
+def _padded(x: Tensor, widths: Sequence[int], value: float = 0.0) -> Tensor:
+    """Negative widths, which the gradients of paddings have, as slices: ExecuTorch's kernel knows none."""
+    if min(widths) >= 0:
+        return NotImplemented  # type: ignore[no-any-return]
+    for dim, before, behind in zip(range(x.dim())[::-1], widths[::2], widths[1::2], strict=False):
+        x = aten.slice.Tensor(x, dim, max(-before, 0), x.shape[dim] - max(-behind, 0))
+    result: Tensor = aten.constant_pad_nd.default(x, [max(width, 0) for width in widths], value)
+    return result
+
+
 TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {
     **core_aten_decompositions(),
     **OURS,
@@ -58,6 +68,7 @@ TABLE: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: _normalised,
     torch.ops.edge_export.affine.default: affine,
     aten.addmm.default: _biased_product,
+    aten.constant_pad_nd.default: _padded,
 }
 
 

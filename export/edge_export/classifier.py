@@ -144,6 +144,8 @@ def _check_modules(model: nn.Module) -> None:
                 f"{path or type(module).__name__}: InstanceNorm with running statistics is not covered: give "
                 "it track_running_stats=False"
             )
+        if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+            raise ExportError(f"{path}: {type(module).__name__} is not covered: use nn.Dropout")
         if isinstance(module, nn.MultiheadAttention) and module.dropout:
             raise ExportError(f"{path}: attention with dropout is not covered: give it dropout=0")
         if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) and module.weight.requires_grad:

@@ -1,11 +1,23 @@
 """Each formulation of a gradient against PyTorch's autograd in float64."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_export.decompositions import activations, convolution, embedding, padding, pooling, spectral, stock
+from edge_export.decompositions import (
+    activations,
+    convolution,
+    embedding,
+    padding,
+    pooling,
+    reductions,
+    slices,
+    spectral,
+    stock,
+)
 from edge_export.decompositions.convolution import form_of
 from edge_export.decompositions.geometry import Geometry
 from edge_export.decompositions.pointwise import Pointwise
@@ -201,6 +213,42 @@ def test_gradients_of_padding_by_the_map_itself_are_autograds(mode, widths):
     (expected,) = torch.autograd.grad(padded, [x], grad)
     chosen = padding.mirrored if mode == "reflect" else padding.nearest
     torch.testing.assert_close(padding.backward(chosen)(grad, x, widths), expected)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2.5])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [None, [1], [0, 2]])
+def test_variances_are_torchs(dim, correction, keepdim):
+    x = torch.randn(4, 5, 6, dtype=torch.float64) + 3
+    options = {"correction": correction, "keepdim": keepdim}
+    torch.testing.assert_close(reductions.variance(x, dim, **options), torch.var(x, dim, **options))
+    torch.testing.assert_close(
+        reductions.variance_and_mean(x, dim, **options), torch.var_mean(x, dim, **options)
+    )
+
+
+@pytest.mark.parametrize("order", [1, 2, math.inf])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [None, [1], [0, -1]])
+def test_norms_are_torchs(order, dim, keepdim):
+    x = torch.randn(4, 5, 6, dtype=torch.float64)
+    expected = torch.linalg.vector_norm(x, order, dim, keepdim)
+    torch.testing.assert_close(reductions.vector_norm(x, order, dim, keepdim), expected)
+    assert reductions.vector_norm(x, 3) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("shifts", "dims"), [((2,), (1,)), ((-1, 7), (0, -1)), ((0, 6), (0, 2)), ((17,), ())]
+)
+def test_what_rolls_is_torchs(shifts, dims):
+    x = torch.randn(4, 5, 6)
+    torch.testing.assert_close(slices.roll(x, shifts, dims), torch.roll(x, shifts, dims), rtol=0, atol=0)
+
+
+def test_parts_are_torchs():
+    x = torch.randn(4, 5, 6)
+    for part, expected in zip(slices.split(x, [2, 0, 4], -1), x.split([2, 0, 4], -1), strict=True):
+        torch.testing.assert_close(part, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("padding_index", [-1, 2])

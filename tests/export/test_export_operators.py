@@ -27,6 +27,37 @@ class Branches(nn.Module):
         return self.head(torch.cat([left + right, right.tanh()], 1).flatten(1))
 
 
+class Parts(nn.Module):
+    """Maps taken apart: halves, unequal parts, every second or third pixel, and pixels moved around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 7, 3, padding=1))
+        self.head = nn.Linear(6 * 5 * 3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, others = self.maps(x).split([1, 6], 1)
+        first, second = others.chunk(2, 1)
+        first = functional.pad(first[:, :, ::2, -6::3] * one[:, :, 0:9:2, 1:-2:2], (1, 0))
+        return self.head(torch.cat([first, second.roll((2, -1), (2, 3))[:, :, 2:7, 1:4]], 1).flatten(1))
+
+
+class Moments(nn.Module):
+    """Maps standardised by hand, next to their spread, their lengths and their largest pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(216, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.maps(x)
+        variance, mean = torch.var_mean(x, (2, 3), keepdim=True, correction=0)
+        pieces = [(x - mean) / (variance + 0.1).sqrt(), functional.normalize(x)[:, 0], x.norm(dim=1, p=1)]
+        spread = [x.std((2, 3)), x.var((1, 2, 3))[:, None], x.norm(dim=(1, 2, 3), p=torch.inf)[:, None]]
+        return self.head(torch.cat([piece.flatten(1) for piece in pieces + spread], 1))
+
+
 class Patches(nn.Module):
     """Patches of an image as words with an embedding of their places, a layer that mixes them, the mean."""
 
@@ -146,6 +177,8 @@ NETS = {
         nn.Hardtanh(-0.1, 0.1), nn.Conv2d(3, 4, (4, 2)), nn.MaxPool2d((3, 2)), nn.Flatten(), nn.LazyLinear(4)
     ),
     "local response normalisation, as in the FedAvgM paper": lambda: models.CifarCNN(4, 3, 9),
+    "parts of maps": Parts,
+    "moments and norms of maps": Moments,
     "attention to what came before": lambda: Patches(Attention(is_causal=True)),
     "attention with a mask": lambda: Patches(Attention(attn_mask=torch.eye(6).roll(1, 0) + torch.eye(6) > 0)),
     "attention with biases and a scale": lambda: Patches(Attention(attn_mask=torch.randn(6, 6), scale=0.3)),

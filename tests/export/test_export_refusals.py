@@ -84,6 +84,7 @@ REFUSED = {
         lambda: plain(nn.InstanceNorm2d(3, track_running_stats=True)),
         r"0: InstanceNorm with running statistics is not covered",
     ),
+    "dropout that keeps the variance": (lambda: plain(nn.AlphaDropout()), r"0: AlphaDropout is not covered"),
     "nothing to train": (frozen, "requires_grad=True"),
     "no linear layer": (lambda: nn.Sequential(nn.Conv2d(3, 4, 6), nn.Flatten()), "has no nn.Linear"),
     "softmax at the end": (

@@ -16,7 +16,16 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 
-from edge_export.decompositions import activations, convolution, embedding, normalisation, padding, pooling
+from edge_export.decompositions import (
+    activations,
+    convolution,
+    embedding,
+    normalisation,
+    padding,
+    pooling,
+    reductions,
+    slices,
+)
 from edge_export.layouts import Rule, on_settled
 
 aten = torch.ops.aten
@@ -41,7 +50,13 @@ OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.hardtanh_backward.default: activations.hardtanh_backward,
     aten.reflection_pad2d_backward.default: padding.backward(padding.mirrored),
     aten.replication_pad2d_backward.default: padding.backward(padding.nearest),
+    aten.var.correction: reductions.variance,
+    aten.var_mean.correction: reductions.variance_and_mean,
+    aten.linalg_vector_norm.default: reductions.vector_norm,
+    aten.split_with_sizes.default: slices.split,
+    aten.roll.default: slices.roll,
     aten.empty_permuted.default: _zeros,
+    aten.isnan.default: lambda x: x != x,
 }
 
 # The indices that these exchange are ONNX's, which count over the whole tensor: see onnx_operators.py.

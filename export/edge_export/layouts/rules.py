@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,14 +121,22 @@ def _copy(into: Value, value: Value, **_: Any) -> Value:
 def _written(
     into: Value, value: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    """What an assignment to a slice leaves behind, as circular padding does: before, ``value``, behind."""
+    """What an assignment to a slice leaves behind, as the gradient of a slice does."""
+    if step == 1 and start in (None, 0) and end in (None, sys.maxsize):
+        return value
     x, source, size = settled(into), settled(value), into.shape[dim]
-    if step != 1 or isinstance(size, torch.SymInt):
+    if isinstance(size, torch.SymInt):
         result: Tensor = aten.slice_scatter.default(x, source, dim, start, end, step)
         return result
-    first, last, _ = slice(start, end).indices(size)
-    parts = (x.narrow(dim, 0, first), source, x.narrow(dim, last, size - last))
-    return torch.cat([part for part in parts if part.shape[dim]], dim)
+    written = slice(start, end, step).indices(size)
+    if step == 1:
+        first, last, _ = written
+        parts = (x.narrow(dim, 0, first), source, x.narrow(dim, last, size - last))
+        return torch.cat([part for part in parts if part.shape[dim]], dim)
+    taken = list(range(size))
+    for number, position in enumerate(range(*written)):
+        taken[position] = size + number
+    return torch.cat([x, source], dim).index_select(dim, torch.tensor(taken, device=x.device))
 
 
 def _squeeze(value: Value, dims: int | Sequence[int]) -> Value:

@@ -113,6 +113,11 @@ def select(t: Translator, _: fx.Node, x: fx.Node, dim: int, index: int) -> str:
     return t.graph("Gather", t.name(x), t.name(index, torch.int64), axis=dim)
 
 
+def take(t: Translator, _: fx.Node, x: fx.Node, dim: int, indices: fx.Node) -> str:
+    """Those along an axis that a list names."""
+    return t.graph("Gather", t.name(x), t.name(indices), axis=dim)
+
+
 def concatenate(t: Translator, node: fx.Node, tensors: Sequence[Value], dim: int = 0) -> str:
     """One after the other along an axis."""
     names = [t.name(tensor, dtype_of(node)) for tensor in tensors]
@@ -176,6 +181,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.permute_copy.default: permute,
     aten.slice.Tensor: slice_axis,
     aten.select.int: select,
+    aten.index_select.default: take,
     aten.cat.default: concatenate,
     aten.constant_pad_nd.default: pad,
     aten.flip.default: flip,

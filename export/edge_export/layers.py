@@ -27,7 +27,8 @@ class ExplicitDropout(Replacing):
     """Within this context dropout takes its noise from a source, one call a layer in order of execution.
 
     An element survives where its noise is at least p, and is scaled by 1 / (1 - p). Dropout of whole
-    channels (``nn.Dropout2d``) takes one number a channel.
+    channels (``nn.Dropout2d``) takes one number a channel, that of whole branches (stochastic depth, Huang et
+    al., arXiv 1603.09382, which libraries draw by ``Tensor.bernoulli_``) one a sample.
     """
 
     def __init__(self, source: NoiseSource) -> None:
@@ -40,7 +41,7 @@ class ExplicitDropout(Replacing):
             return partial(self._dropout, False)
         if function in (functional.dropout1d, functional.dropout2d, functional.dropout3d):
             return partial(self._dropout, True)
-        return function
+        return self._bernoulli if function == Tensor.bernoulli_ else function
 
     def _dropout(
         self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -55,6 +56,13 @@ class ExplicitDropout(Replacing):
             shape = (shape[0], *[1] * (len(shape) - 1))
         kept = (self._source(shape) >= p).to(input.dtype)
         return input * (kept * (1 / (1 - p)))
+
+    def _bernoulli(self, input: Tensor, p: float = 0.5, *, generator: object = None) -> Tensor:
+        del generator
+        kept = self._source(tuple(input.shape[1:])) >= 1 - p
+        if kept.shape != input.shape:
+            raise ExportError("a random mask whose first axis is not the batch is not covered")
+        return input.copy_(kept)
 
 
 class WeightedBatchNorm(Replacing):

@@ -102,6 +102,13 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     return input
 
 
+def adaptive_average(input: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
+    """``adaptive_avg_pool2d``; the mean of a map whose channels are innermost gets strides from PyTorch."""
+    if output_size in (1, (1, 1), [1, 1]):
+        return input.mean((-2, -1), keepdim=True)
+    return functional.adaptive_avg_pool2d(input, output_size)  # type: ignore[arg-type]
+
+
 def _only(value: int | Sequence[int]) -> int:
     return value if isinstance(value, int) else value[0]
 
@@ -111,6 +118,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     functional.linear: linear,
     functional.conv1d: convolution,
     functional.conv_transpose1d: transposed_convolution,
+    functional.adaptive_avg_pool2d: adaptive_average,
     functional.instance_norm: instance_norm,
     functional.interpolate: interpolate,
     functional.pad: pad,

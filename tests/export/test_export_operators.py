@@ -58,6 +58,17 @@ class Moments(nn.Module):
         return self.head(torch.cat([piece.flatten(1) for piece in pieces + spread], 1))
 
 
+class ChannelsLast(nn.Module):
+    """LayerNorm over channels, as ConvNeXt has it, whose maps keep the channels innermost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 class Patches(nn.Module):
     """Patches of an image as words with an embedding of their places, a layer that mixes them, the mean."""
 
@@ -177,6 +188,9 @@ NETS = {
         nn.Hardtanh(-0.1, 0.1), nn.Conv2d(3, 4, (4, 2)), nn.MaxPool2d((3, 2)), nn.Flatten(), nn.LazyLinear(4)
     ),
     "local response normalisation, as in the FedAvgM paper": lambda: models.CifarCNN(4, 3, 9),
+    "the mean of maps whose channels are innermost": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), ChannelsLast(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    ),
     "parts of maps": Parts,
     "moments and norms of maps": Moments,
     "attention to what came before": lambda: Patches(Attention(is_causal=True)),
@@ -230,6 +244,32 @@ def test_dropout_with_noise_is_masking_by_hand(run: Run):
     result = run(program, feed_of(net, batch | {"noise0": noise}))
     renamed = {name.replace("new/", "new/net."): value for name, value in result.items()}
     assert_steps_like_torch(renamed, Masked(net, noise), batch)
+
+
+class Depth(nn.Module):
+    """Whole branches dropped, as EfficientNet's libraries do it, at p = 0.25; or by a mask."""
+
+    def __init__(self, mask: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.maps, self.mask, self.head = nn.Conv2d(1, 4, 3), mask, nn.Linear(140, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.maps(x)
+        mask = (
+            x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75) if self.mask is None else self.mask.to(x.dtype)
+        )
+        return self.head((x * mask / 0.75).flatten(1))
+
+
+def test_stochastic_depth_with_noise_is_masking_by_hand(run: Run):
+    torch.manual_seed(4)
+    net = Depth()
+    noise = np.linspace(0, 0.9, 5, dtype=np.float32).reshape(5, 1, 1, 1)
+    batch = random_batch((1, 9, 7), 4, 5)
+    program = lower(all_programs(examine(net, (1, 9, 7)))["train"])
+    by_hand = Depth(torch.tensor(noise >= 0.25))
+    by_hand.load_state_dict(net.state_dict())
+    assert_steps_like_torch(run(program, feed_of(net, batch | {"noise0": noise})), by_hand, batch)
 
 
 def test_dropout_of_channels_takes_one_number_a_channel():

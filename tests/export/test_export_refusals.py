@@ -85,6 +85,10 @@ REFUSED = {
         r"0: InstanceNorm with running statistics is not covered",
     ),
     "dropout that keeps the variance": (lambda: plain(nn.AlphaDropout()), r"0: AlphaDropout is not covered"),
+    "one mask for a whole batch": (
+        lambda: Around(lambda x: x * torch.empty(1, 1, 1, 1).bernoulli_(0.5)),
+        r"a random mask whose first axis is not the batch",
+    ),
     "nothing to train": (frozen, "requires_grad=True"),
     "no linear layer": (lambda: nn.Sequential(nn.Conv2d(3, 4, 6), nn.Flatten()), "has no nn.Linear"),
     "softmax at the end": (

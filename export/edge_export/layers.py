@@ -62,7 +62,7 @@ class ExplicitDropout(Replacing):
         kept = self._source(tuple(input.shape[1:])) >= 1 - p
         if kept.shape != input.shape:
             raise ExportError("a random mask whose first axis is not the batch is not covered")
-        return input.copy_(kept)
+        return input.copy_(kept.to(input.dtype))
 
 
 class WeightedBatchNorm(Replacing):

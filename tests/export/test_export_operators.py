@@ -255,10 +255,10 @@ class Depth(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maps(x)
-        mask = (
-            x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75) if self.mask is None else self.mask.to(x.dtype)
-        )
-        return self.head((x * mask / 0.75).flatten(1))
+        if self.training:
+            drawn = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75) if self.mask is None else self.mask
+            x = x * drawn.to(x.dtype) / 0.75
+        return self.head(x.flatten(1))
 
 
 def test_stochastic_depth_with_noise_is_masking_by_hand(run: Run):

@@ -211,7 +211,7 @@ class OpenProgram:
                 meta = self._module.method_meta(method)
                 inputs = [_shape(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())]
                 outputs = [_shape(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())]
-        except RuntimeError:
+        except (RuntimeError, IndexError):
             inputs = outputs = []
         if self.batch < 1 or [inputs, outputs] != [
             [(spec.shape, spec.dtype) for spec in specs] for specs in (expected.inputs, expected.outputs)

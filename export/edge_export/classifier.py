@@ -129,28 +129,29 @@ def _check_state(model: nn.Module) -> None:
 
 def _check_modules(model: nn.Module) -> None:
     for path, module in model.named_modules():
+        where = path or type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None:
             raise ExportError(
-                f"{path or type(module).__name__}: BatchNorm with momentum=None averages over all batches "
+                f"{where}: BatchNorm with momentum=None averages over all batches "
                 "seen, which devices cannot share: give it a number, 0.1 say"
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise ExportError(
-                f"{path or type(module).__name__}: BatchNorm without running statistics predicts an image by "
+                f"{where}: BatchNorm without running statistics predicts an image by "
                 "the others of its batch: give it track_running_stats=True"
             )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.running_mean is not None:
             raise ExportError(
-                f"{path or type(module).__name__}: InstanceNorm with running statistics is not covered: give "
+                f"{where}: InstanceNorm with running statistics is not covered: give "
                 "it track_running_stats=False"
             )
         if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise ExportError(f"{path}: {type(module).__name__} is not covered: use nn.Dropout")
+            raise ExportError(f"{where}: {type(module).__name__} is not covered: use nn.Dropout")
         if isinstance(module, nn.MultiheadAttention) and module.dropout:
             raise ExportError(f"{path}: attention with dropout is not covered: give it dropout=0")
         if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) and module.weight.requires_grad:
             raise ExportError(
-                f"{path or type(module).__name__}: training a convolution over 3 axes (aten.convolution) "
+                f"{where}: training a convolution over 3 axes (aten.convolution) "
                 "is not covered: use nn.Conv2d"
             )
         if isinstance(module, nn.RNNBase):

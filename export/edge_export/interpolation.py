@@ -40,13 +40,13 @@ def interpolate(
 Shares: TypeAlias = list[tuple[int, float]]
 
 
-def _nearest(pixel: int, step: float, size: int) -> Shares:
+def _nearest(pixel: float, step: float, size: int) -> Shares:
     # In float32, as PyTorch: rounding decides where a pixel falls between two.
     return [(min(math.floor(np.float32(pixel) * np.float32(step)), size - 1), 1.0)]
 
 
-def _nearest_exact(pixel: int, step: float, size: int) -> Shares:
-    return [(min(math.floor(np.float32(pixel + 0.5) * np.float32(step)), size - 1), 1.0)]
+def _nearest_exact(pixel: float, step: float, size: int) -> Shares:
+    return _nearest(pixel + 0.5, step, size)
 
 
 def _linear(pixel: int, step: float, size: int) -> Shares:
